@@ -1,13 +1,38 @@
-"""Calls that are not written in JSON: Python's syntax (LFM2) and Gemma 4's objects."""
+"""Calls that are not written in JSON: Python's syntax (LFM2, Llama 4) and Gemma 4's objects.
 
-import ast
+Each character is read once. A quote ends a text only where what follows can follow a text, because
+templates write texts between quotes as they are.
+"""
+
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
-_MAX_CHARS = 1 << 16
 _MAX_DEPTH = 100
-_JSON_WORDS = {"true": True, "false": False, "null": None}
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "0": "\0",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+    "\n": "",
+}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_PLAIN = re.compile(r"[\w+\-.]+")  # one class of characters each: nothing to go back over
+_NAME = re.compile(r"[\w.\-/]+")
+_KEY = re.compile(r"[^:{}\[\],<>\"]+")
+_GEMMA_PLAIN = re.compile(r"[^,\[\]{}<>\"]+")
+_SPACE = re.compile(r"\s*")
+_TEXT = re.compile(r"[^\\'\"]+")
 
 
 def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
@@ -15,60 +40,14 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 
     Values are literals; also true, false and null are.
     """
-    for source in (text, text.replace("\n", "\\n")):  # models break lines within strings
-        tree = _parsed(source)
-        calls = tree.elts if isinstance(tree, ast.List) else [tree]
-        try:
-            return [_python_call(call) for call in calls]
-        except (ValueError, RecursionError):
-            continue
-    return None
+    reader = _PythonReader(text)
+    return _whole(reader, reader.calls)
 
 
 def python_value(text: str) -> Any:
     """Return the value of a literal that JSON has as well; None for anything else."""
-    tree = _parsed(text)
-    try:
-        return None if tree is None else _literal(tree)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _parsed(text: str) -> ast.expr | None:
-    if len(text) > _MAX_CHARS:
-        return None
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _python_call(call: ast.expr | None) -> tuple[str, dict[str, Any]]:
-    if not isinstance(call, ast.Call) or call.args:
-        raise ValueError("not a call with named arguments")
-    arguments = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            raise ValueError("an argument without a name")
-        arguments[keyword.arg] = _literal(keyword.value)
-    json.dumps(arguments)
-    return ast.unparse(call.func), arguments
-
-
-def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in _JSON_WORDS:
-        return _JSON_WORDS[node.id]
-    if isinstance(node, ast.Dict):
-        if not all(isinstance(key, ast.Constant) for key in node.keys):
-            raise ValueError("a key that is no literal")
-        pairs = zip(node.keys, node.values, strict=True)
-        return {str(key.value): _literal(value) for key, value in pairs}  # type: ignore[union-attr]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(item) for item in node.elts]
-    value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | bool | None):
-        raise ValueError("a value that JSON has not")
-    return value
+    reader = _PythonReader(text)
+    return _whole(reader, lambda: reader.value(0))
 
 
 def gemma_arguments(text: str, quote: str) -> dict[str, Any] | None:
@@ -76,72 +55,227 @@ def gemma_arguments(text: str, quote: str) -> dict[str, Any] | None:
 
     None if it is not complete.
     """
-    reader = _GemmaReader(text.strip(), quote)
+    reader = _GemmaReader(text, quote)
+    value = _whole(reader, lambda: reader.value(0))
+    return value if isinstance(value, dict) else None
+
+
+def _whole(reader: "_Reader", read: Callable[[], Any]) -> Any:
+    """What ``read`` gives, if it reads all of the text."""
     try:
-        value = reader.value(0)
-    except (ValueError, IndexError):
+        value = read()
+        reader.skip()
+    except ValueError:
         return None
-    return value if isinstance(value, dict) and reader.at == len(reader.text) else None
+    return value if reader.at == len(reader.text) else None
 
 
-class _GemmaReader:
-    _PLAIN = re.compile(r"[^,\[\]{}]+")
+class _Reader:
+    def __init__(self, text: str):
+        self.text, self.at = text, 0
 
-    def __init__(self, text: str, quote: str):
-        self.text, self.at, self._quote = text, 0, quote
+    def skip(self) -> None:
+        """Read white space."""
+        found = _SPACE.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
 
-    def value(self, depth: int) -> Any:
-        """Read one value."""
-        if depth > _MAX_DEPTH:
-            raise ValueError("nested too deeply")
-        self._skip()
-        if self._take("{"):
-            return dict(self._items("}", lambda: (self._key(), self.value(depth + 1))))
-        if self._take("["):
-            return list(self._items("]", lambda: self.value(depth + 1)))
-        for quote in (self._quote, '"'):
-            if self._take(quote):
-                end = self.text.index(quote, self.at)
-                inner, self.at = self.text[self.at : end], end + len(quote)
-                return inner
-        plain = self._PLAIN.match(self.text, self.at)
-        if plain is None:
-            raise ValueError("no value")
-        self.at = plain.end()
-        try:
-            return json.loads(plain[0])
-        except ValueError:
-            return plain[0].strip()
-
-    def _items(self, end: str, item: Any) -> list[Any]:
-        found = []
-        self._skip()
-        while not self._take(end):
-            found.append(item())
-            self._skip()
-            if not self._take(",") and self.text[self.at] != end:
-                raise ValueError("no comma")
-            self._skip()
-        return found
-
-    def _key(self) -> str:
-        if self._take(self._quote):
-            end = self.text.index(self._quote, self.at)
-            key, self.at = self.text[self.at : end], self.text.index(":", end) + 1
-            return key
-        end = self.text.index(":", self.at)
-        key = self.text[self.at : end].strip()
-        if not key or any(c in key for c in "{}[],<"):
-            raise ValueError("no key")
-        self.at = end + 1
-        return key
-
-    def _take(self, text: str) -> bool:
+    def took(self, text: str) -> bool:
+        """Read ``text`` if it comes next."""
         if not self.text.startswith(text, self.at):
             return False
         self.at += len(text)
         return True
 
-    def _skip(self) -> None:
-        while self.text[self.at : self.at + 1].isspace():
-            self.at += 1
+    def run(self, pattern: re.Pattern[str]) -> str:
+        """Read characters of one class."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            raise ValueError(f"nothing to read at {self.at}")
+        self.at = found.end()
+        return found[0]
+
+    def items(self, end: str, item: Callable[[], Any]) -> list[Any]:
+        """Read what commas part, up to ``end``, which is read, too."""
+        found = []
+        self.skip()
+        while not self.took(end):
+            found.append(item())
+            self.skip()
+            if not self.took(","):
+                if not self.took(end):
+                    raise ValueError(f"no comma at {self.at}")
+                break
+            self.skip()
+        return found
+
+    def value(self, depth: int) -> Any:
+        """Read one value."""
+        raise NotImplementedError
+
+    def _deeper(self, depth: int) -> int:
+        if depth >= _MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        return depth + 1
+
+
+class _PythonReader(_Reader):
+    def calls(self) -> list[tuple[str, dict[str, Any]]]:
+        """Read a list of calls, or one call."""
+        self.skip()
+        return self.items("]", self._call) if self.took("[") else [self._call()]
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        name = self.run(_NAME)
+        if not self.took("("):
+            raise ValueError("no call")
+        return name, dict(self.items(")", self._argument))
+
+    def _argument(self) -> tuple[str, Any]:
+        name = self.run(_PLAIN)
+        self.skip()
+        if not self.took("="):
+            raise ValueError("an argument without a name")
+        self.skip()
+        return name, self.value(0, in_call=True)
+
+    def value(self, depth: int, in_call: bool = False) -> Any:
+        """Read a literal."""
+        self.skip()
+        inner = self._deeper(depth)
+        for opening, closing in ("[]", "()"):
+            if self.took(opening):
+                return self.items(closing, lambda: self.value(inner))
+        if self.took("{"):
+            return dict(self.items("}", lambda: self._member(inner)))
+        if self.text[self.at : self.at + 1] in ("'", '"'):
+            return self._string(in_call)
+        word = self.run(_PLAIN)
+        return _WORDS[word] if word in _WORDS else _number(word)
+
+    def _member(self, depth: int) -> tuple[str, Any]:
+        key = self.value(depth)
+        if isinstance(key, dict | list):
+            raise ValueError("a key that is no literal")
+        self.skip()
+        if not self.took(":"):
+            raise ValueError("no colon")
+        return key if isinstance(key, str) else json.dumps(key), self.value(depth)
+
+    def _string(self, in_call: bool) -> str:
+        quote = self.text[self.at]
+        quote = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
+        if quote[1:] and not self._has_end(quote):
+            quote = quote[0]
+        self.at += len(quote)
+        pieces: list[str] = []
+        while self.at < len(self.text):
+            if self.took(quote):
+                if quote[1:] or self._can_end(in_call):
+                    return "".join(pieces)
+                pieces.append(quote)
+            elif self.took("\\"):
+                pieces.append(self._escape())
+            elif self.text[self.at] in "'\"":
+                pieces.append(self.text[self.at])
+                self.at += 1
+            else:
+                pieces.append(self.run(_TEXT))
+        raise ValueError("a text without an end")
+
+    def _has_end(self, quote: str) -> bool:
+        """Whether three quotes begin a text: an empty text is two of them."""
+        return self.text.find(quote, self.at + 3) >= 0
+
+    def _can_end(self, in_call: bool) -> bool:
+        """Whether what comes next can follow a text: in a call, its next argument or its end."""
+        here = self.at
+        try:
+            self.skip()
+            if self.at == len(self.text):
+                return True
+            if not in_call:
+                return self.text[self.at] in ",]}):"
+            if self.took(")"):
+                self.skip()
+                return self.text[self.at : self.at + 1] in ("", ",", "]")
+            if not self.took(","):
+                return False
+            self.skip()
+            found = _PLAIN.match(self.text, self.at, self.at + 256)
+            self.at = found.end() if found else self.at
+            self.skip()
+            return found is not None and self.text[self.at : self.at + 1] == "="
+        finally:
+            self.at = here
+
+    def _escape(self) -> str:
+        c = self.text[self.at : self.at + 1]
+        self.at += 1
+        if c in _HEX_DIGITS:
+            digits = self.text[self.at : self.at + _HEX_DIGITS[c]]
+            if len(digits) == _HEX_DIGITS[c] and all(d in "0123456789abcdefABCDEF" for d in digits):
+                code = int(digits, 16)
+                if code < 0x110000:
+                    self.at += len(digits)
+                    return chr(code)
+        return _ESCAPES.get(c, "\\" + c)
+
+
+def _number(word: str) -> Any:
+    try:
+        value = json.loads(word.lstrip("+"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{word[:40]} is no literal") from None
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+class _GemmaReader(_Reader):
+    def __init__(self, text: str, quote: str):
+        super().__init__(text)
+        self._quote = quote
+
+    def value(self, depth: int) -> Any:
+        """Read one value."""
+        self.skip()
+        inner = self._deeper(depth)
+        if self.took("{"):
+            return dict(self.items("}", lambda: self._member(inner)))
+        if self.took("["):
+            return self.items("]", lambda: self.value(inner))
+        for quote in (self._quote, '"'):
+            if self.took(quote):
+                return self._string(quote)
+        plain = self.run(_GEMMA_PLAIN).strip()
+        try:
+            return json.loads(plain, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return _WORDS.get(plain, plain)
+
+    def _member(self, depth: int) -> tuple[str, Any]:
+        self.skip()
+        for quote in (self._quote, '"'):
+            if self.took(quote):
+                key = self._string(quote, ":")
+                break
+        else:
+            key = self.run(_KEY).strip()
+        self.skip()
+        if not key or not self.took(":"):
+            raise ValueError("no key")
+        return key, self.value(depth)
+
+    def _string(self, quote: str, followers: str = ",}]") -> str:
+        start = self.at
+        while True:
+            end = self.text.index(quote, self.at)
+            self.at = end + len(quote)
+            here = self.at
+            self.skip()
+            if self.at == len(self.text) or self.text[self.at] in followers:
+                self.at = here
+                return self.text[start:end]

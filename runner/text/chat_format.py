@@ -50,6 +50,25 @@ _MARK = re.compile(r"<[^<>\s]{2,}>|<\S[^<>]{3,}|\[/?[A-Z_]{3,}\]")
 
 
 @dataclass(frozen=True)
+class Argument:
+    r"""How an argument is written between marks.
+
+    ``before`` its key, the marks in ``front`` between key and value, ``closing`` after the value
+    ("\0" stands for the key). ``margin`` and ``end_margin`` are white space around the value that
+    is no part of it. Where ``kind_end`` is given, the text up to it says what the value is: "true"
+    or "string" for text. ``has_cdata``: texts may be written as XML's CDATA.
+    """
+
+    before: str = ""
+    front: tuple[str, ...] = ()
+    closing: str = ""
+    margin: str = ""
+    end_margin: str = ""
+    kind_end: str = ""
+    has_cdata: bool = False
+
+
+@dataclass(frozen=True)
 class ToolFormat:
     """How calls are written.
 
@@ -57,8 +76,9 @@ class ToolFormat:
     JSON object), "tagged" (each argument between marks), "python" (a list of calls), "gemma",
     or "harmony". ``openers`` and ``closers`` are the marks before a name, or an object, and after
     its arguments; ``triggers`` are the openers that begin calls within text. Without triggers a
-    call is all of the answer. ``fields`` are the paths of name, arguments and id in the object;
-    name ``("*",)`` is a key whose value the arguments are.
+    call is all of the answer. ``middle`` are the marks between a name and what it is called with.
+    ``fields`` are the paths of name, arguments and id in the object; name ``("*",)`` is a key whose
+    value the arguments are. ``python_words``: True, False and None are written as Python has them.
     """
 
     style: str
@@ -66,7 +86,9 @@ class ToolFormat:
     closers: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    argument: tuple[str, str, str, str] = ("", "", "", "")  # before key, after, before value, after
+    middle: tuple[str, ...] = ()
+    argument: Argument = Argument()
+    python_words: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +119,8 @@ class ChatFormat:
         texts = {*(self.think or ()), *self.wrappers, *tools.openers, *tools.closers}
         # Gemma 4's thoughts begin with a control token and a word.
         texts.update(mark for text in self.think or () for mark in re.findall(r"<[^<>\s]+>", text))
-        texts.update(*map(_tokens, tools.argument))
+        a = tools.argument
+        texts.update(*map(_tokens, (a.before, *a.front, a.kind_end, a.closing, *tools.middle)))
         if tools.style == "harmony":
             texts |= HARMONY_MARKS
         if tools.style == "gemma":
@@ -144,15 +167,20 @@ class ChatFormat:
         return function
 
 
-_FLAT = {"name": ("name",), "arguments": ("arguments",)}
+FLAT = {"name": ("name",), "arguments": ("arguments",)}
 _UNRENDERED = {
     "<|tool_list_start|>": ToolFormat(
         "python", ("<|tool_call_start|>",), ("<|tool_call_end|>",), ("<|tool_call_start|>",)
     ),
-    "<tool_call>": ToolFormat(
-        "json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=_FLAT
+    "List of tools: [": ToolFormat(
+        "python", ("<|tool_call_start|>",), ("<|tool_call_end|>",), ("<|tool_call_start|>",)
     ),
-    "<|tool_call|>": ToolFormat("json", ("<|tool_call|>",), (), ("<|tool_call|>",), fields=_FLAT),
+    "<tool_call>": ToolFormat(
+        "json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=FLAT
+    ),
+    "<|tool_call|>": ToolFormat(
+        "json", ("<|tool_call|>",), ("<|/tool_call|>",), ("<|tool_call|>",), fields=FLAT
+    ),
 }
 HARMONY_MARKS = frozenset(
     f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return")
@@ -333,7 +361,8 @@ class _Reader:
         # The ending of a turn begins with a mark, or else it is a part of what closes the calls.
         mark = _MARK.search(ending)
         body = body[: len(body) - len(ending) + mark.start()] if mark else body
-        return self._without_thoughts(_read_calls(body)) or self._unrendered()
+        found = self._without_thoughts(_read_calls(body)) or self._unrendered()
+        return self._refined(found)
 
     def _without_thoughts(self, found: ToolFormat | None) -> ToolFormat | None:
         """The format without the marks of an empty thought before the calls."""
@@ -351,17 +380,49 @@ class _Reader:
         return None
 
     def _rendered_calls(self, count: int) -> str | None:
-        for as_text in (False, True):
-            arguments: Any = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
-            calls = [_call(i, arguments) for i in range(count)]
-            for content in (None, "", _ANSWER):
-                message = {"role": "assistant", "content": content, "tool_calls": calls}
-                tail = self._tail([message])
-                if tail is None or "{'argOne'" in tail or "None" in tail or _NAMES[0] not in tail:
-                    continue
-                self._as_text, self._null_content = as_text, content is None
-                return tail.replace(_ANSWER, "", 1)
+        # The first publishers of Kimi K2 write a call's id, of which the name is a part.
+        for ids in (_IDS, tuple(f"functions.{name}:{i}" for i, name in enumerate(_NAMES))):
+            for as_text in (False, True):
+                arguments: Any = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
+                calls = [_call(i, arguments) | {"id": ids[i]} for i in range(count)]
+                for content in (None, "", _ANSWER):
+                    tail = self._tail(
+                        [{"role": "assistant", "content": content, "tool_calls": calls}]
+                    )
+                    if tail is None or "{'argOne'" in tail or "None" in tail:
+                        continue
+                    if _NAMES[0] in tail and "VALx7" in tail:
+                        self._as_text, self._null_content = as_text, content is None
+                        return tail.replace(_ANSWER, "", 1)
         return None
+
+    def _refined(self, found: ToolFormat | None) -> ToolFormat | None:
+        """The format with what other calls show, and with marks that models write instead."""
+        if found is None:
+            return None
+        if found.style == "tagged":
+            calls = [_call(0, {"argOne": True, "argTwo": [1]})]
+            tail = self._tail([{"role": "assistant", "content": _ANSWER, "tool_calls": calls}])
+            has_cdata = "<![CDATA[" in self._template.source
+            found = replace(
+                found,
+                python_words="True" in (tail or ""),
+                argument=replace(found.argument, has_cdata=has_cdata),
+            )
+        return replace(
+            found,
+            openers=_with_singular(found.openers),
+            closers=_with_singular(found.closers),
+            triggers=_with_singular(found.triggers),
+        )
+
+
+def _with_singular(marks: tuple[str, ...]) -> tuple[str, ...]:
+    """Kimi K2 also writes its marks of sections in the singular."""
+    plural, one = "tool_calls_section", "tool_call_section"
+    also = (m.replace(plural, one) for m in marks if plural in m)
+    n = next((i for i, m in enumerate(marks) if plural not in m), len(marks))
+    return (*marks[:n], *also, *marks[n:])
 
 
 def _call(index: int, arguments: Any) -> dict[str, Any]:
@@ -392,7 +453,9 @@ def _read_calls(body: str) -> ToolFormat | None:
         except ValueError:
             value, stop = None, 0
         if value == _ARGUMENTS:
-            return _marked("tag", body, at, stop)
+            written = _tokens(body[at + len(_NAMES[0]) : brace])
+            middle = tuple(t for t in written if not t[0].isalnum() and t[0] != ":")
+            return _marked("tag", body, at, stop, middle=middle)
     return _tagged(body, at)
 
 
@@ -444,7 +507,7 @@ def _marked(style: str, body: str, start: int, stop: int, **fields: Any) -> Tool
         fields.setdefault("fields", {"id": ("before",)})
     openers = tuple(dict.fromkeys(t for t in _tokens(opening) if t not in ("[", ",")))
     after = dict.fromkeys(_tokens(between) + _tokens(last))
-    closers = tuple(t for t in after if t not in openers and not t[0].isalnum() and t not in "[],")
+    closers = tuple(t for t in after if t not in openers and not t[0].isalnum() and t not in "[],>")
     return ToolFormat(style, openers, closers, _triggers(openers), **fields)
 
 
@@ -454,11 +517,11 @@ def _tokens(text: str) -> list[str]:
 
 
 def _triggers(openers: tuple[str, ...]) -> tuple[str, ...]:
-    """The first mark and the one before the name: models leave out what is around calls."""
+    """All marks before a name: models leave out what is around calls."""
     marks = [t for t in openers if _MARK.fullmatch(t)]
     if not marks:
         return tuple(t for t in openers[:1] if len(t) > 3)
-    return tuple(dict.fromkeys(t for t in (marks[0], openers[-1]) if t in marks))
+    return tuple(marks)
 
 
 def _tagged(body: str, at: int) -> ToolFormat | None:
@@ -474,7 +537,17 @@ def _tagged(body: str, at: int) -> ToolFormat | None:
     after = gap[: len(gap) - len(before)]
     front = _common_start(middle, second)
     back = re.sub(r"^\w+", "", _common_end(middle, second)) if front != middle else ""
-    argument = (before, front, back, after.replace("argOne", "\0"))
+    closing = after.replace("argOne", "\0")
+    marks = tuple(re.findall(r"<[^<>\s]+>", front))
+    argument = Argument(
+        before.strip(),
+        marks if not back and "".join(marks) == re.sub(r"\s", "", front) else (front.strip(),),
+        closing.strip(),
+        margin=re.split(r"\S", back or front)[-1],
+        end_margin=re.split(r"\S", closing)[0],
+        kind_end=back.strip(),
+    )
     found = _marked("tagged", body, at, other + 4, argument=argument)
-    own = _tokens(header.removesuffix(before))
-    return replace(found, closers=(*found.closers, *own))
+    own = (*_tokens(closing), *_tokens(after))
+    closers = tuple(t for t in found.closers if t not in own and t != '">')
+    return replace(found, closers=closers, middle=tuple(_tokens(header.removesuffix(before))))

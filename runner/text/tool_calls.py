@@ -5,27 +5,22 @@ deltas do not depend on the pieces. What cannot be parsed is text: nothing is lo
 format and white space around them.
 """
 
-import json
 import re
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tamis.text.call_syntax import gemma_arguments, python_calls, python_value
-from tamis.text.chat_format import GEMMA_QUOTE, ChatFormat, ToolFormat
+from tamis.text.call_readers import Call, CallReader, Found, trimmed
+from tamis.text.call_values import Tools
+from tamis.text.chat_format import FLAT, ChatFormat, ToolFormat
 from tamis.text.chat_template import ChatTemplate
-from tamis.text.json_stream import ObjectScanner
+from tamis.text.tape import MAX_NAME, Steps, Tape
 
-_NAME = re.compile(r"[\w.\-]+")
-_NAME_AND_MORE = re.compile(r"([\w.\-]+)[^\w.\-]")
-_MAX_NAME = 256
-_MAX_HEADER = 4096  # characters from a call's mark to its arguments
-_HARMONY_BODY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
-_HARMONY_TO = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
-_HARMONY_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-
-_Steps = Generator[None, None, Any]  # waits for more text where it yields
+_MAX_HEADER = 4096  # characters from a message's mark to its text
+_HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+# What a model is taken to write whose template shows no calls.
+_USUAL = ToolFormat("json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=FLAT)
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,8 @@ class OutputParser:
 
     ``prompt`` is the text before the answer, or its end: it says whether the model is thinking
     already. ``tools`` are what the model may call, as in a request; without them calls are text.
-    The text must have the control tokens in it that ``marks`` lists.
+    The text must have the control tokens in it that ``marks`` lists. A call is given out once its
+    name and the end of its arguments are sure; what turns out to be none is text, all of it.
     """
 
     def __init__(
@@ -70,15 +66,19 @@ class OutputParser:
     ):
         self.marks = format.marks()
         self._format = format
-        self._tools = format.tools if tools else None
-        self._schemas = _schemas(tools or ())
+        self._tools = (format.tools or _USUAL) if tools else None
+        self._known = Tools(tools or ())
         self._new_id = new_id
-        self._text, self._last = "", False
+        self._tape = Tape()
+        self._is_cut = False
+        self._reader = CallReader(
+            self._tape, self._tools or _USUAL, self._known, lambda: self._is_cut
+        )
         self._out: list[Delta] = []
         self._n_calls = 0
         self._spaces = ""  # held back: they may be those before a mark
         self._fresh = ""  # "reasoning" or "content": white space at its start is dropped
-        self._steps: _Steps = self._answer(prompt)
+        self._steps: Steps[None] = self._answer(prompt)
 
     @classmethod
     def for_template(
@@ -94,12 +94,17 @@ class OutputParser:
 
     def push(self, text: str) -> list[Delta]:
         """Return what is certain after more of the answer."""
-        self._text += text
+        self._tape.push(text)
         return self._advance()
 
-    def finish(self) -> list[Delta]:
-        """Return the rest, at the end of the answer."""
-        self._last = True
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """Return the rest, at the end of the answer; ``cut``: it was broken off.
+
+        A call whose arguments are complete may lack its closing mark where the model itself ended
+        the answer.
+        """
+        self._is_cut = cut
+        self._tape.last = True
         return self._advance()
 
     def _advance(self) -> list[Delta]:
@@ -127,74 +132,19 @@ class OutputParser:
             self._out.append(_piece(kind, self._spaces))
         self._spaces = ""
 
-    def _begin_call(self, name: str, id: str = "") -> None:
+    def _content(self, text: str) -> None:
+        self._say("content", text)
+
+    def _give(self, calls: Iterable[Call]) -> None:
         self._end_of("content", spaces=False)
-        self._out.append(Delta(index=self._n_calls, id=id or self._new_id(), name=name))
-        self._n_calls += 1
-
-    def _argue(self, text: str) -> None:
-        if text:
-            self._out.append(Delta(index=self._n_calls - 1, arguments=text))
-
-    # Reading
-
-    def _take(self, n: int) -> str:
-        taken, self._text = self._text[:n], self._text[n:]
-        return taken
-
-    def _space(self) -> Generator[None, None, str]:
-        """Take white space, all that comes."""
-        taken = ""
-        while True:
-            n = len(self._text) - len(self._text.lstrip())
-            taken += self._take(n)
-            if self._text or self._last:
-                return taken
-            yield
-
-    def _mark(self, marks: Iterable[str]) -> Generator[None, None, str]:
-        """Take the longest of ``marks`` that the text goes on with; "" if with none."""
-        marks = [mark for mark in marks if mark]
-        while not self._last and any(
-            len(mark) > len(self._text) and mark.startswith(self._text) for mark in marks
-        ):
-            yield
-        return self._take(
-            max((len(mark) for mark in marks if self._text.startswith(mark)), default=0)
-        )
-
-    def _until(self, marks: Sequence[str], use: Callable[[str], None]) -> _Steps:
-        """Give all text before the first of ``marks`` to ``use``; take and return the mark.
-
-        None at the end of the answer.
-        """
-        marks = [mark for mark in marks if mark]
-        pattern = re.compile("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)))
-        beginnings = {mark[:n] for mark in marks for n in range(1, len(mark))}
-        longest = max(map(len, marks), default=1)
-        while True:
-            found = pattern.search(self._text) if marks else None
-            if found and (
-                self._last
-                or not any(m.startswith(found[0]) and m != found[0] for m in marks)
-                or found.start() + longest <= len(self._text)
-            ):
-                use(self._take(found.start()))
-                return self._take(len(found[0]))
-            held = 0
-            if not self._last:
-                end = self._text[-longest:]
-                held = next((n for n in range(len(end), 0, -1) if end[-n:] in beginnings), 0)
-                if found:
-                    held = max(held, len(self._text) - found.start())
-            use(self._take(len(self._text) - held))
-            if self._last and not self._text:
-                return None
-            yield
+        for call in calls:
+            index, self._n_calls = self._n_calls, self._n_calls + 1
+            self._out.append(Delta(index=index, id=call.id or self._new_id(), name=call.name))
+            self._out.append(Delta(index=index, arguments=call.arguments))
 
     # The answer
 
-    def _answer(self, prompt: str) -> _Steps:
+    def _answer(self, prompt: str) -> Steps[None]:
         style = self._format.tools.style if self._format.tools else ""
         if style == "harmony":
             yield from self._harmony(prompt)
@@ -204,484 +154,171 @@ class OutputParser:
             yield from self._plain(prompt)
         self._end_of("content", spaces=True)
 
-    def _plain(self, prompt: str) -> _Steps:
+    def _plain(self, prompt: str) -> Steps[None]:
         start, end = self._format.think or ("", "")
         tools, wrappers = self._tools, self._format.wrappers
         triggers = tools.triggers if tools else ()
         # Gemma 4 thinks again within an answer, and leaves marks of thoughts that are none.
         channel = "<|channel>"
         again = (start, end, channel) if start.startswith(channel) else ()
-        may_think, thinking = bool(end), _is_open(prompt, start, end)
+        is_start, may_think, thinking = True, bool(end), _is_open(prompt, start, end)
         if thinking:
             yield from self._thought(end)
         while True:
             if may_think and not thinking:
-                spaces = yield from self._space()
-                mark = yield from self._mark([start, end])
-                if mark == start != "":
-                    yield from self._thought(end)
-                elif mark:
-                    self._fresh = "content"
-                else:
-                    self._say("content", spaces)
+                yield from self._may_think(start, end)
             thinking = may_think = False
-            if tools is not None and not triggers:
-                yield from self._bare_calls(tools)
-            mark = yield from self._until((*triggers, *wrappers, *again), self._content)
-            if mark is None:
+            if tools is not None and is_start:
+                yield from self._untagged(tools)
+            is_start = False
+            mark = yield from self._tape.upto((*triggers, *wrappers, *again), self._content)
+            if not mark:
                 return
             if mark in again:
                 if mark == start:
                     self._end_of("content", spaces=False)
                     yield from self._thought(end)
-                continue
-            if tools is not None and mark in triggers:
-                yield from self._calls(tools, mark)
+            elif mark in triggers:
+                yield from self._calls(mark)
                 may_think = bool(end)
             else:
                 self._fresh = "content" if mark == wrappers[0] else self._fresh
 
-    def _content(self, text: str) -> None:
-        self._say("content", text)
+    def _may_think(self, start: str, end: str) -> Steps[None]:
+        spaces = yield from self._tape.space()
+        mark = yield from self._tape.mark([start, end])
+        if mark == start != "":
+            yield from self._thought(end)
+        elif mark:
+            self._fresh = "content"
+        else:
+            self._say("content", spaces)
 
-    def _thought(self, end: str) -> _Steps:
+    def _thought(self, end: str) -> Steps[None]:
         self._fresh, self._spaces = "reasoning", ""
-        found = yield from self._until((end,), lambda text: self._say("reasoning", text))
-        self._end_of("reasoning", spaces=found is None)
+        found = yield from self._tape.upto((end,), lambda text: self._say("reasoning", text))
+        self._end_of("reasoning", spaces=not found)
         self._fresh = "content"
 
     # Calls
 
-    def _calls(self, tools: ToolFormat, raw: str) -> _Steps:
-        """Read calls after their first mark; what is none is text."""
-        while raw:
-            call_id = ""
-            while True:
-                raw += yield from self._space()
-                mark = yield from self._mark(tools.openers)
-                if not mark and tools.fields.get("id") == ("before",) and not call_id:
-                    call_id = yield from self._identifier(tools)
-                    mark = call_id
-                if not mark:
-                    break
-                raw += mark
-            if (yield from self._call(tools, raw, call_id)):
-                raw = yield from self._after_call(tools)
-            else:
-                return
-
-    def _identifier(self, tools: ToolFormat) -> Generator[None, None, str]:
-        yield from self._wait(lambda: _NAME_AND_MORE.match(self._text) is not None)
-        found = _NAME_AND_MORE.match(self._text)
-        rest = self._text[found.end(1) :] if found else ""
-        if found and any(mark.startswith(rest[:1]) for mark in tools.openers):
-            return self._take(found.end(1))
-        return ""
-
-    def _wait(self, ready: Callable[[], bool]) -> _Steps:
-        while not self._last and not ready() and len(self._text) <= _MAX_HEADER:
-            yield
-
-    def _after_call(self, tools: ToolFormat) -> Generator[None, None, str]:
-        """Take what closes calls; return the mark of the next one, or ""."""
-        closers = (*tools.closers, *(("]", ",") if tools.style == "json" else ()))
-        while True:
-            spaces = yield from self._space()
-            mark = yield from self._mark((*closers, *tools.openers))
-            if mark and mark in tools.openers and (mark in tools.triggers or mark[0] in "<["):
-                return mark
-            if tools.style == "json" and not tools.triggers and self._text[:1] == "{":
-                return " "
-            if tools.style == "json" and not mark and self._text[:1] == "{":
-                return spaces or " "
-            if not mark:
-                self._fresh = "content" if spaces else self._fresh
-                return ""
-
-    def _call(self, tools: ToolFormat, raw: str, call_id: str) -> _Steps:
-        """Read one call; False if there is none, with ``raw`` and what was read as text."""
-        readers = {
-            "json": self._json_call,
-            "tag": self._tag_call,
-            "tagged": self._tagged_call,
-            "python": self._python_calls,
-            "gemma": self._gemma_call,
-        }
-        return (yield from readers[tools.style](tools, raw, call_id))
-
-    def _no_call(self, raw: str) -> bool:
-        self._say("content", raw)
-        return False
-
-    def _bare_calls(self, tools: ToolFormat) -> _Steps:
-        """Calls that no mark announces: all of the answer, and of a tool that there is."""
-        raw = yield from self._space()
-        raw += yield from self._mark((*tools.openers, "<|python_tag|>", "```json", "```"))
-        raw += yield from self._space()
-        if self._text[:1] in ("{", "[") and self._text:
-            while (yield from self._json_call(tools, raw, "", known_only=True)):
-                raw = yield from self._after_call(tools)
-                separator = "" if raw else (yield from self._mark((";", "```")))
-                if not raw and separator != ";":
-                    break
-                raw = yield from self._space()
+    def _untagged(self, tools: ToolFormat) -> Steps[None]:
+        """Calls that no mark announces: they are all of the answer."""
+        self._tape.keep()
+        found = yield from self._reader.untagged(own=not tools.triggers)
+        text = self._tape.kept()
+        if found:
+            self._give(found)
         else:
-            self._say("content", raw)
+            self._content(text)
 
-    def _json_call(
-        self, tools: ToolFormat, raw: str, call_id: str, known_only: bool = False
-    ) -> _Steps:
-        while self._text[:1] == "[" or (self._text[:1] == "," and raw.strip()):
-            raw += self._take(1)
-            raw += yield from self._space()
-        if self._text[:1] != "{":
-            return self._no_call(raw)
-        fields = dict(tools.fields)
-        if known_only:
-            fields.setdefault("name", ("name",))
-        reader = _JsonCall(self, fields, call_id, known_only)
-        scanner = ObjectScanner(reader.watched)
-        while not scanner.done:
-            n, found = scanner.feed(self._text)
-            raw += self._take(n)
-            for fragment in found:
-                reader.read(fragment.path, fragment.text, fragment.last)
-            if reader.refused or (self._last and not scanner.done):
-                break
-            if not scanner.done:
-                yield
-        if reader.begun:
-            reader.end()
-            return True
-        return self._no_call(raw)
+    def _calls(self, mark: str) -> Steps[None]:
+        """Read calls from their first mark on; what is none is text."""
+        following: str | None = mark
+        while following is not None:
+            self._tape.keep(following)
+            found: Found = yield from self._reader.calls(following)
+            text = self._tape.kept()
+            if not found:
+                if self._may_read_again():
+                    self._tape.begin_again(text)
+                    return
+                self._content(text)
+                return
+            self._give(found)
+            following = yield from self._reader.next_opener()
+            self._fresh = "content"
 
-    def _tag_call(self, tools: ToolFormat, raw: str, call_id: str) -> _Steps:
-        """A name between marks, then a JSON object."""
-        yield from self._wait(lambda: "{" in self._text or self._closed(tools))
-        brace = self._text.find("{")
-        header = self._text[: brace if brace >= 0 else len(self._text)]
-        found = _NAME.match(header)
-        if found is None or len(header) > _MAX_HEADER or not self._is_tool(found[0]):
-            return self._no_call(raw)
-        marks = [c for c in tools.closers if c[0] != "`"]  # fences also stand before arguments
-        close = min((n for c in marks if (n := header.find(c)) >= 0), default=-1)
-        if close >= 0 or brace < 0:
-            if close < 0:
-                return self._no_call(raw)
-            self._begin_call(found[0], call_id)
-            self._argue("{}")
-            self._take(close)
-            return True
-        self._take(brace)
-        self._begin_call(found[0], call_id or _id_in(header, found[0], raw))
-        scanner = ObjectScanner(frozenset())
-        while not scanner.done:
-            n, _ = scanner.feed(self._text)
-            self._argue(self._take(n))
-            if self._last:
-                break
-            if not scanner.done:
-                yield
-        return True
-
-    def _closed(self, tools: ToolFormat) -> bool:
-        return any(mark in self._text for mark in tools.closers if len(mark) > 1 and mark[0] != "`")
-
-    def _is_tool(self, name: str) -> bool:
-        return bool(name.strip(".-"))
-
-    def _tagged_call(self, tools: ToolFormat, raw: str, call_id: str) -> _Steps:
-        """A name, then each argument between marks."""
-        yield from self._wait(lambda: _NAME_AND_MORE.match(self._text) is not None)
-        found = _NAME.match(self._text)
-        if found is None:
-            return self._no_call(raw)
-        name = self._take(found.end())
-        before, front, back, after = (part.strip() for part in tools.argument)
-        self._begin_call(name, call_id)
-        schema = self._schemas.get(name, {})
-        opened = "{"
-        while True:
-            yield from self._space()
-            if not (yield from self._mark([before])):
-                closer = yield from self._mark([c for c in tools.closers if c != before])
-                if closer and not (closer in ("</tool_call>",) or self._ends_call(tools, closer)):
-                    continue
-                break
-            key = yield from self._key(front, back)
-            if key is None:
-                break
-            self._argue(f"{opened}{json.dumps(key, ensure_ascii=False)}: ")
-            opened = ", "
-            yield from self._value(schema.get(key), tools, after.replace("\0", key))
-        self._argue("{}" if opened == "{" else "}")
-        return True
-
-    def _ends_call(self, tools: ToolFormat, closer: str) -> bool:
-        return closer.startswith(("</", "<|/")) and tools.argument[3].strip() != closer
-
-    def _key(self, front: str, back: str) -> Generator[None, None, str | None]:
-        """The name of an argument, and what is between it and its value."""
-        spaces = yield from self._space()
-        name = yield from self._before(front)
-        if name is None or any(c in name for c in '<>"'):
-            self._text = spaces + self._text
-            return None
-        if back and (yield from self._before(back)) is None:
-            return None
-        return name.strip()
-
-    def _before(self, mark: str) -> Generator[None, None, str | None]:
-        """Take what is before ``mark``, and it; None where it does not come soon."""
-        longest = _MAX_NAME + len(mark)
-        while (at := self._text.find(mark, 0, longest)) < 0:
-            if self._last or len(self._text) >= longest:
-                return None
-            yield
-        name = self._take(at)
-        self._take(len(mark))
-        return name
-
-    def _value(self, schema: Any, tools: ToolFormat, after: str) -> _Steps:
-        """An argument's value as JSON; texts are given out as they come."""
-        front, back, closing = tools.argument[1], tools.argument[2], tools.argument[3]
-        margins = ((back or front).rpartition((back or front).strip())[2], _margin(closing))
-        if margins[0] and not self._text and not self._last:
-            yield
-        yield from self._mark([margins[0]])
-        if (yield from self._mark(["<![CDATA["])):
-            after = "]]>" + after
-        if _is_text(schema):
-            self._argue('"')
-            writer = _TextWriter(self._argue, margins[1])
-            yield from self._until((after,), writer.write)
-            writer.end()
-            self._argue('"')
-            return
-        pieces: list[str] = []
-        yield from self._until((after,), pieces.append)
-        text = "".join(pieces).removesuffix(margins[1])
-        self._argue(_as_json(text))
-
-    def _python_calls(self, tools: ToolFormat, raw: str, call_id: str) -> _Steps:
-        """A list of calls in Python's syntax, up to the mark that closes it."""
-        pieces: list[str] = []
-        closer = yield from self._until(tools.closers, pieces.append)
-        text = "".join(pieces)
-        calls = python_calls(text)
-        if not calls or (closer is None and not text.rstrip().endswith("]")):
-            return self._no_call(raw + text + (closer or ""))
-        for name, arguments in calls:
-            self._begin_call(name, call_id)
-            self._argue(json.dumps(arguments, ensure_ascii=False))
-        return True
-
-    def _gemma_call(self, tools: ToolFormat, raw: str, call_id: str) -> _Steps:
-        """A name and an object whose keys have no quotes and whose texts have marks for them."""
-        pieces: list[str] = []
-        closer = yield from self._until(tools.closers[:1], pieces.append)
-        text = "".join(pieces)
-        found = _NAME.match(text)
-        arguments = gemma_arguments(text[found.end() :], GEMMA_QUOTE) if found else None
-        if found is None or arguments is None:
-            return self._no_call(raw + text + (closer or ""))
-        self._begin_call(found[0], call_id)
-        self._argue(json.dumps(arguments, ensure_ascii=False))
-        return True
+    def _may_read_again(self) -> bool:
+        """Whether to read a call once more, which goes on to the end of an answer that is whole."""
+        tape, is_tagged = self._tape, self._reader.is_tagged
+        again = tape.last and tape.is_empty and not self._is_cut and not self._reader.lenient
+        self._reader.lenient |= again and is_tagged
+        return again and is_tagged
 
     # Formats that are messages, not marks within one
 
-    def _recipients(self) -> _Steps:
+    def _recipients(self) -> Steps[None]:
         """``all`` and text, or a tool's name and JSON, each on a line after ``>>>``."""
+        tape = self._tape
         while True:
-            yield from self._wait(lambda: "\n" in self._text)
-            line, newline, _ = self._text.partition("\n")
-            if newline and _NAME.fullmatch(line) and (line == "all" or line in self._schemas):
-                self._take(len(line) + 1)
-                if line == "all":
-                    found = yield from self._until((">>>",), self._content)
-                else:
-                    self._begin_call(line)
-                    found = yield from self._until((">>>",), self._argue)
+            tape.keep()
+            name = yield from tape.name()
+            is_line = len(name) <= MAX_NAME and (yield from tape.mark(["\n"]))
+            if is_line and name in self._known:
+                arguments = yield from self._reader.object()
+                yield from tape.space()
+                mark = yield from tape.mark([">>>"])
+                text = tape.kept()
+                if arguments != "!" and (mark or not (yield from tape.peek())):
+                    self._give([Call(name, arguments)])
+                    if mark:
+                        continue
+                    return
+                self._content(text)
             else:
-                found = yield from self._until((">>>",), self._content)
-            if found is None:
+                text = tape.kept()
+                self._content("" if is_line and name == "all" else text)
+            if not (yield from tape.upto((">>>",), self._content)):
                 return
 
-    def _harmony(self, prompt: str) -> _Steps:
+    def _harmony(self, prompt: str) -> Steps[None]:
         """Messages with a channel each: thoughts, text, and calls to a recipient."""
         header = prompt.rpartition("<|start|>")[2] if "<|message|>" not in prompt[-64:] else ""
         body_only = prompt.endswith("<|message|>")
         while True:
-            pieces: list[str] = []
+            self._tape.keep()
             if not body_only:
-                marks = ("<|message|>",)
-                found = yield from self._until(marks, pieces.append)
+                pieces: list[str] = []
+                found = yield from self._tape.upto(("<|message|>",), pieces.append, _MAX_HEADER)
                 header += "".join(pieces)
-                if found is None:
-                    self._say("content", "".join(pieces))
+                if not found:
+                    self._content(self._tape.kept())
+                    if (yield from self._tape.peek()):
+                        yield from self._tape.upto((), self._content)
                     return
             ended = yield from self._harmony_body(header)
-            if ended is None:
+            if not ended:
                 return
             header, body_only = (ended if ended == "<|channel|>" else ""), False
 
-    def _harmony_body(self, header: str) -> _Steps:
-        recipient = _HARMONY_TO.search(header)
-        channel = _HARMONY_CHANNEL.search(header)
+    def _harmony_body(self, header: str) -> Steps[str]:
+        tape, recipient = self._tape, _recipient(header)
         if recipient and self._tools is not None:
-            self._begin_call(recipient[1])
-            return (yield from self._until(_HARMONY_BODY_ENDS, self._argue))
-        kind = "reasoning" if channel and channel[1] == "analysis" else "content"
+            yield from tape.space()
+            arguments = yield from self._reader.object()
+            yield from tape.space()
+            ended = yield from tape.mark(_HARMONY_ENDS)
+            if arguments != "!" and (ended or not (yield from tape.peek())):
+                tape.kept()
+                self._give([Call(recipient, arguments)])
+                return ended
+            self._content(tape.kept())
+            return ended or (yield from tape.upto(_HARMONY_ENDS, self._content))
+        tape.kept()
+        kind = "reasoning" if _channel(header) == "analysis" else "content"
         self._fresh, self._spaces = kind, ""
-        ended = yield from self._until(_HARMONY_BODY_ENDS, lambda text: self._say(kind, text))
-        self._end_of(kind, spaces=ended is None)
+        ended = yield from tape.upto(_HARMONY_ENDS, lambda text: self._say(kind, text))
+        self._end_of(kind, spaces=not ended)
         return ended
 
 
-class _JsonCall:
-    """Makes deltas of the values of an object that is a call."""
-
-    def __init__(
-        self, parser: OutputParser, fields: Mapping[str, Any], call_id: str, known_only: bool
-    ):
-        self.begun = self.refused = self._argued = False
-        self._parser, self._known_only = parser, known_only
-        self._name_path, self._id_path = fields["name"], fields.get("id")
-        self._argument_paths = {fields["arguments"], ("parameters",), ("arguments",)}
-        self._name, self._id, self._arguments = "", call_id, ""
-        self._id_known = self._id_path is None
-        self._quoted: str | None = None  # arguments that are JSON within a string
-        paths = {self._name_path, *self._argument_paths}
-        if self._id_path is not None:
-            paths.add(self._id_path)
-        self.watched = frozenset({("*",)} if self._name_path == ("*",) else paths)
-
-    def read(self, path: tuple[str, ...], text: str, last: bool) -> None:
-        """Take a part of a value."""
-        if self._name_path == ("*",):
-            self._begin(path[0])
-            self._argue(text, last)
-        elif path == self._name_path:
-            self._name += text
-            if last:
-                name = _unquoted(self._name)
-                known = not self._known_only or name in self._parser._schemas
-                self.refused = name is None or not known or not name
-                if name and not self.refused:
-                    self._begin(name)
-        elif path == self._id_path:
-            self._id += text
-        elif path in self._argument_paths:
-            self._argue(text, last)
-
-    def _begin(self, name: str) -> None:
-        if not self.begun:
-            self.begun = True
-            self._parser._begin_call(name, (_unquoted(self._id) or self._id).strip('"'))
-            held, self._arguments = self._arguments, ""
-            self._parser._argue(held)
-
-    def _argue(self, text: str, last: bool) -> None:
-        if not self._argued and self._quoted is None and text == '"':
-            self._quoted = ""
-        if self._quoted is not None:
-            self._quoted += text
-            if not last:
-                return
-            inner = _unquoted(self._quoted)
-            text, self._quoted = (inner if inner is not None else self._quoted), None
-        self._argued = True
-        if self.begun:
-            self._parser._argue(text)
-        else:
-            self._arguments += text
-
-    def end(self) -> None:
-        """Finish a call: without arguments they are an empty object."""
-        if not self._argued:
-            self._parser._argue("{}")
+def _recipient(header: str) -> str:
+    """The tool that a message of gpt-oss is to; "" if it is to nobody."""
+    for word in header.replace("<|", " <|").split():
+        if word.startswith("to="):
+            return trimmed(word[3:], ("functions.",))
+    return ""
 
 
-class _TextWriter:
-    """Writes a text as the inside of a JSON string, without ``margin`` at its end."""
-
-    def __init__(self, use: Callable[[str], None], margin: str):
-        self._use, self._margin, self._held = use, margin, ""
-
-    def write(self, text: str) -> None:
-        """Take more of the text."""
-        text = self._held + text
-        n = len(self._margin)
-        keep = len(text) - n if n and not text.endswith("\0") else len(text)
-        keep = max(keep, 0)
-        self._held = text[keep:]
-        self._use(json.dumps(text[:keep], ensure_ascii=False)[1:-1])
-
-    def end(self) -> None:
-        """Write what is held back."""
-        text = self._held.removesuffix(self._margin) if self._margin else self._held
-        self._use(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def _schemas(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The schemas of arguments, by the tool's name."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for tool in tools:
-        function = tool.get("function", tool)
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            continue
-        parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        found[function["name"]] = properties if isinstance(properties, Mapping) else {}
-    return found
+def _channel(header: str) -> str:
+    found = re.match(r"\s*(\w*)", header.rpartition("<|channel|>")[2])
+    return found[1] if found else ""
 
 
 def _is_open(prompt: str, start: str, end: str) -> bool:
     """Whether a prompt ends within a thought."""
     return bool(start) and prompt.rfind(start) > prompt.rfind(end)
-
-
-def _is_text(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return False
-    values = schema.get("enum")
-    if schema.get("type") is None and isinstance(values, list):
-        return bool(values) and all(isinstance(value, str) for value in values)
-    return schema.get("type") == "string"
-
-
-def _as_json(text: str) -> str:
-    """A value that is written without quotes: JSON if it is, or else a string."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        value = python_value(text) if text.lstrip()[:1] in ("{", "[") else None
-        return json.dumps(text if value is None else value, ensure_ascii=False)
-    return text.strip()
-
-
-def _margin(closing: str) -> str:
-    """White space before the mark that closes a value."""
-    return closing[: len(closing) - len(closing.lstrip())]
-
-
-def _unquoted(text: str) -> str | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, str) else None
-
-
-def _id_in(header: str, name: str, raw: str) -> str:
-    """An identifier written between a name and its arguments, or as ``functions.name:0``."""
-    rest = header[len(name) :]
-    if number := re.match(r":(\d+)\b", rest):
-        prefix = "functions." if raw.rstrip().endswith("functions.") else ""
-        return f"{prefix}{name}:{number[1]}"
-    found = re.search(r"\[CALL_ID\]([\w\-]+)", rest)
-    return found[1] if found else ""
 
 
 def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:

@@ -223,15 +223,32 @@ def test_what_is_no_call_is_text(text):
     assert parsed(chat(TEMPLATES["hermes"]), text) == {"role": "assistant", "content": text}
 
 
-def test_names_come_before_arguments_and_both_before_the_call_is_complete():
-    p = parser(chat(TEMPLATES["hermes"]))
-    first = p.push('<tool_call>\n{"name": "stop", "arguments": {"city": "Par')
-    assert [d.name for d in first if d.name] == ["stop"]
-    assert "".join(d.arguments for d in first) == '{"city": "Par'
-    assert "".join(d.arguments for d in p.push('is"}}')) == 'is"}'
-    tagged = parser(chat(TEMPLATES["qwen coder"]))
-    deltas = tagged.push("<tool_call>\n<function=stop>\n<parameter=city>\nParis and")
-    assert "".join(d.arguments for d in deltas) == '{"city": "Paris an'
+@pytest.mark.parametrize(
+    ("name", "begun", "rest"),
+    [
+        ("hermes", '<tool_call>\n{"name": "stop", "arguments": {"city": "Par', 'is"}}'),
+        (
+            "qwen coder",
+            "<tool_call>\n<function=stop>\n<parameter=city>\nParis",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_a_call_is_announced_when_the_end_of_its_arguments_is_sure(name, begun, rest):
+    p = parser(chat(TEMPLATES[name]))
+    assert p.push(begun) == []
+    assert said(message_of(p.push(rest))) == ("", "", [("stop", {"city": "Paris"})])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_that_is_broken_off_is_text_as_a_whole(name):
+    template = chat(TEMPLATES[name])
+    text = answer(template, MESSAGES["call"])
+    for n in range(1, text.rindex("options")):
+        p = parser(template)
+        message = message_of([*p.push(text[:n]), *p.finish(cut=True)])
+        assert said(message)[0].strip() == text[:n].strip()
+        assert said(message)[2] == []
 
 
 def test_arguments_may_come_before_the_name():

@@ -1,0 +1,442 @@
+"""Readers of tool calls, one for each way in which models write them.
+
+A reader takes one call off the tape and returns it once its name and the end of its arguments are
+sure; None where it cannot be read: what was taken is then text.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from tamis.text.call_syntax import gemma_arguments, python_calls
+from tamis.text.call_values import Tools, object_text
+from tamis.text.chat_format import GEMMA_QUOTE, Argument, ToolFormat
+from tamis.text.json_stream import ObjectReader, Path
+from tamis.text.tape import MAX_NAME, Steps, Tape
+
+_T = TypeVar("_T")
+_MAX_ENDS = 16  # marks that may end a call of which all must be read to know whether they do
+_NAMES = (("name",), ("function", "name"))
+_ARGUMENTS = tuple((*p, n) for p in ((), ("function",)) for n in ("arguments", "parameters"))
+_FENCES = ("```json", "```tool_call", "```", "<|python_tag|>", "<|python_start|>")
+# What Qwen3-Coder writes, in a model's format or instead of it.
+CODER = ToolFormat(
+    "tagged",
+    ("<tool_call>", "<function="),
+    ("</function>", "</tool_call>"),
+    ("<tool_call>", "<function="),
+    middle=(">",),
+    argument=Argument("<parameter=", (">",), "</parameter>", margin="\n", end_margin="\n"),
+)
+_ANNOUNCED = frozenset(("name", "arguments", "parameters", "type", "id", "function", "index"))
+
+
+class Call(NamedTuple):
+    """A call: ``arguments`` are JSON text, ``id`` is "" where none is written."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+Found = Sequence[Call] | None
+
+
+def trimmed(name: str, words: Sequence[str] = ()) -> str:
+    """``name`` without a part before it that a format writes; "" if it is none."""
+    for word in words:
+        if word[-1:] in ".:":
+            name = name.removeprefix(word)
+    return name if len(name) <= MAX_NAME and name.strip(".-:/") else ""
+
+
+class CallReader:
+    """Reads the calls of one format off ``tape``.
+
+    ``is_cut`` says whether the answer was broken off. With ``lenient`` set, all of the answer is
+    there and could not be read otherwise: then a mark ends an argument wherever it stands.
+    """
+
+    def __init__(self, tape: Tape, format: ToolFormat, tools: Tools, is_cut: Callable[[], bool]):
+        self.lenient = False
+        self._tape, self._format, self._tools, self._is_cut = tape, format, tools, is_cut
+        self._marks = [m for i, m in enumerate(format.openers) if i == 0 or not _is_word(m)]
+        self._words = [m for m in format.openers if m not in self._marks]
+        self._is_wrapped = self._in_list = False
+        self._is_closed = False  # the mark that closes the call was taken with its last argument
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether arguments stand between marks."""
+        return self._format.style == "tagged"
+
+    def calls(self, mark: str) -> Steps[Found]:
+        """Read what follows ``mark``, the first of a call's, which was taken; "" if it has none."""
+        if mark in self._format.triggers:
+            self._is_wrapped = self._in_list = False
+        mark = yield from self._open(mark)
+        c = yield from self._tape.peek()
+        style = self._format.style
+        # Models also write what other models do after the same mark.
+        if c == "{" and style in ("json", "tag", "tagged"):
+            return (yield from self._json())
+        if style == "json" and mark == "[TOOL_CALLS]":
+            style = "tag"
+        if style == "json" and mark == "<tool_call>":
+            if not (yield from self._tape.mark(["<function="])):
+                return None
+            return (yield from self._as(CODER)._tagged())
+        readers = {"tag": self._tag, "tagged": self._tagged}
+        readers |= {"python": self._python, "gemma": self._gemma}
+        return (yield from readers[style]()) if style in readers else None
+
+    def _as(self, format: ToolFormat) -> "CallReader":
+        """A reader of another format, within the same first mark."""
+        reader = CallReader(self._tape, format, self._tools, self._is_cut)
+        reader.lenient, reader._is_wrapped = self.lenient, True
+        return reader
+
+    def _open(self, mark: str) -> Steps[str]:
+        """Take the marks after the first one, in their order; return the last."""
+        at = self._marks.index(mark) + 1 if mark in self._marks else 0
+        has_lists = self._format.style in ("json", "tag")
+        self._is_wrapped |= at == 1 < len(self._marks)
+        while True:
+            yield from self._tape.space()
+            if has_lists and (yield from self._tape.mark(["["])):
+                self._in_list = True
+                continue
+            found = yield from self._tape.mark(self._marks[at:])
+            if not found:
+                return mark
+            mark, at = found, self._marks.index(found, at) + 1
+
+    def next_opener(self) -> Steps[str | None]:
+        """Take what closes a call; return the mark of the next one, "" for one without a mark.
+
+        None where no call follows: then also the white space after it is taken.
+        """
+        openers = [m for m in self._marks if m in self._format.triggers or m[0] in "<["]
+        while True:
+            yield from self._tape.space()
+            closers = [*self._format.closers, *(["]", ","] if self._in_list else [])]
+            mark = yield from self._tape.mark((*closers, *openers))
+            if mark and mark not in closers:
+                return mark
+            self._in_list &= mark != "]"
+            if not mark:
+                c = yield from self._tape.peek()
+                return "" if c == "{" and self._format.style == "json" else None
+
+    # JSON
+
+    def _json(self) -> Steps[Found]:
+        call = yield from self.json_call(known_only=False)
+        return None if call is None else [call]
+
+    def json_call(self, *, known_only: bool) -> Steps[Call | None]:
+        """Read an object that is a call; ``known_only``: and not further than a strange name."""
+        fields = self._format.fields
+        names = [fields[k] for k in ("name",) if k in fields] + [*_NAMES]
+        keyed = names[0] == ("*",)
+        arguments = [fields[k] for k in ("arguments",) if k in fields] + [*_ARGUMENTS]
+        wanted = {*names, *arguments, fields.get("id", ("id",))}
+        reader = ObjectReader((lambda path: len(path) == 1) if keyed else wanted.__contains__)
+        while True:
+            self._tape.feed(reader.feed)
+            if known_only and not keyed and not self._may_be_call(reader, names):
+                return None
+            if reader.done:
+                break
+            if reader.failed or not (yield from self._tape.peek()):
+                return None
+        values = reader.values
+        if keyed and len(reader.keys) == 1:
+            return self._call(reader.keys[0], values.get((reader.keys[0],)))
+        name = next((_text(values[path]) for path in names if path in values), None)
+        given = next((values[path] for path in arguments if path in values), None)
+        path = fields.get("id", ())
+        id = values.get(path, "") if path else ""
+        return self._call(name, given, (_text(id) or id).strip('"') if id != "null" else "")
+
+    def _may_be_call(self, reader: ObjectReader, names: Sequence[Path]) -> bool:
+        own = {path[0] for path in self._format.fields.values()}
+        if reader.keys and reader.keys[0] not in _ANNOUNCED | own:
+            return False
+        found = [_text(reader.values[path]) for path in names if path in reader.values]
+        return not found or found[0] in self._tools
+
+    def _call(self, name: str | None, arguments: str | None, id: str = "") -> Call | None:
+        given = object_text(arguments)
+        name = trimmed(name or "")
+        return Call(name, given, id) if name and given is not None else None
+
+    # A name between marks, then an object
+
+    def _tag(self) -> Steps[Found]:
+        tape, id = self._tape, ""
+        name = yield from tape.name()
+        if name in self._words and name not in self._tools:
+            yield from self._open(name)
+            name = yield from tape.name()
+        elif self._format.fields.get("id") == ("before",):
+            id = name
+            yield from self._open(name)
+            name = yield from tape.name()
+        name, number = self._numbered(name)
+        closers = [m for m in self._format.closers if m[0] != "`"]
+        while True:
+            written = yield from self._middle()
+            id = written or id
+            c = yield from tape.peek()
+            if c in "{<[" or name in self._tools:
+                break
+            name, number = self._numbered((yield from tape.name()))
+            if not name:
+                return None
+        if (yield from tape.ahead(closers)):
+            call = self._call(name, "")
+        elif c == "{":
+            call = self._call(name, (yield from self.object()))
+        else:
+            return None
+        return call and [call._replace(id=id or number)]
+
+    def _middle(self) -> Steps[str]:
+        """Take the marks between a name and its arguments; return an id among them."""
+        middle = [*self._format.middle, *self._marks[-1:], "[CALL_ID]", "[ARGS]", "```json", "```"]
+        id = ""
+        while True:
+            yield from self._tape.space()
+            mark = yield from self._tape.mark(middle)
+            if mark == "[CALL_ID]":
+                id = yield from self._tape.name()
+            if not mark:
+                return id
+
+    def _numbered(self, written: str) -> tuple[str, str]:
+        """The name and the id in what is written for a name, as ``functions.NAME:0``."""
+        name = trimmed(written, self._words)
+        front, colon, number = name.rpartition(":")
+        if colon and number.isdecimal() and name not in self._tools:
+            return front, written
+        return name, ""
+
+    def object(self) -> Steps[str]:
+        """Read an object; "!" where there is none."""
+        reader = ObjectReader(lambda path: False, whole=True)
+        while not reader.done:
+            self._tape.feed(reader.feed)
+            if reader.failed or (not reader.done and not (yield from self._tape.peek())):
+                return "!"
+        return reader.text
+
+    # A name, then each argument between marks
+
+    def _tagged(self) -> Steps[Found]:
+        tape, format = self._tape, self._format
+        name = trimmed((yield from tape.name()), self._words)
+        if not name:
+            return None
+        yield from tape.space()
+        for mark in format.middle:
+            yield from tape.mark([mark])
+            yield from tape.space()
+        if (yield from tape.peek()) == "{":
+            call = self._call(name, (yield from self.object()))
+            return call and [call]
+        members: list[str] = []
+        self._is_closed = False
+        while not self._is_closed:
+            yield from tape.space()
+            if not (yield from tape.mark([format.argument.before])):
+                break
+            member = yield from self._member(name)
+            if member is None:
+                return None
+            members.append(member)
+        is_closed = self._is_closed or (yield from tape.ahead(format.closers))
+        # Without a closing mark a call ends where the model ended its answer.
+        if not is_closed and ((yield from tape.peek()) or not members or self._is_cut()):
+            return None
+        return [Call(name, "{" + ", ".join(members) + "}")]
+
+    def _member(self, name: str) -> Steps[str | None]:
+        """Read an argument after the mark before its key: ``"key": value``."""
+        tape, argument = self._tape, self._format.argument
+        pieces: list[str] = []
+        found = yield from tape.upto(argument.front[:1], pieces.append, MAX_NAME + 1)
+        key = "".join(pieces).strip()
+        if not found or not key or len(key) > MAX_NAME or any(c in key for c in '<>"\n'):
+            return None
+        for mark in argument.front[1:]:
+            yield from tape.space()
+            yield from tape.mark([mark])  # models leave it out
+        pieces = []
+        kind_ends = [argument.kind_end] if argument.kind_end else []
+        if kind_ends and not (yield from tape.upto(kind_ends, pieces.append, MAX_NAME)):
+            return None
+        text = yield from self._value(argument)
+        if text is None:
+            return None
+        kind = "".join(pieces)
+        if kind in ("true", "string"):
+            value = json.dumps(text, ensure_ascii=False)
+        elif kind:
+            value = self._tools.typed("", "", text)
+        else:
+            value = self._tools.typed(name, key, text, python=self._format.python_words)
+        return f"{json.dumps(key, ensure_ascii=False)}: {value}"
+
+    def _value(self, argument: Argument) -> Steps[str | None]:
+        """Read a value up to the mark that ends it: one after which its call can go on."""
+        tape, closing, margin = self._tape, argument.closing, argument.end_margin
+        yield from tape.mark([argument.margin])
+        if argument.has_cdata and (yield from tape.mark(["<![CDATA["])):
+            closing, margin = "]]>" + closing, ""
+        pieces: list[str] = []
+        after = [argument.before, *self._format.closers[:1]]
+        marks = [closing, *(after if self.lenient else ())]
+        while True:
+            mark = yield from tape.upto(marks, pieces.append)
+            if not mark:
+                return None
+            if mark != closing:
+                tape.put_back(mark)
+                break
+            passed = [mark, (yield from tape.space())]
+            found = yield from tape.ahead(after)
+            if self.lenient or (found and (yield from self._ends(found, passed))):
+                break
+            pieces += passed
+        return "".join(pieces).removesuffix(margin)
+
+    def _ends(self, mark: str, passed: list[str]) -> Steps[bool]:
+        """Whether ``mark``, which comes next, goes on with the call, or ends it."""
+        tape, outer = self._tape, self._format.closers[1:]
+        if mark == self._format.argument.before or not outer or not self._is_wrapped:
+            return True
+        passed.append((yield from tape.mark([mark])))
+        space = yield from tape.space()
+        found = yield from tape.ahead((*outer, *self._marks))
+        if not found and (yield from tape.peek()):
+            passed.append(space)
+            return False
+        self._is_closed = True
+        return True
+
+    # Syntax of other languages
+
+    def _python(self) -> Steps[Found]:
+        """A list of calls in Python's syntax."""
+        calls = yield from self._literal(")]", python_calls)
+        if not calls:
+            return None
+        return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
+
+    def _gemma(self) -> Steps[Found]:
+        """A name and an object whose keys have no quotes and whose texts have marks for them."""
+        name = trimmed((yield from self._tape.name()))
+        if not name or (yield from self._tape.peek()) != "{":
+            return None
+        arguments = yield from self._literal("}", lambda text: gemma_arguments(text, GEMMA_QUOTE))
+        if arguments is None:
+            return None
+        return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+
+    def _literal(self, ends: str, parse: Callable[[str], _T | None]) -> Steps[_T | None]:
+        """What ``parse`` makes of the text up to a mark after which no more of it can come.
+
+        A mark within a text is none: all before it must be complete.
+        """
+        tape, pieces = self._tape, list[str]()
+        marks = [*self._format.closers, *self._format.triggers]
+        for _ in range(_MAX_ENDS):
+            mark = yield from tape.upto(marks, pieces.append)
+            text = "".join(pieces).rstrip()
+            found = parse(text) if text[-1:] and text[-1] in ends else None
+            if found is not None:
+                if mark:
+                    tape.put_back(mark)
+                return found
+            if not mark:
+                return None
+            pieces = ["".join(pieces), mark]
+        return None
+
+    # Calls that no mark announces
+
+    def untagged(self, *, own: bool) -> Steps[Found]:
+        """Read calls that are all of the answer, fenced or not; ``own``: as its format has them.
+
+        They must be of tools that there are and, where the format is another, fit their schemas.
+        """
+        tape = self._tape
+        yield from tape.space()
+        if (yield from tape.ahead(self._format.triggers)):
+            return None
+        fence = yield from tape.mark((*(self._format.openers if own else ()), *_FENCES))
+        yield from tape.space()
+        in_list = yield from tape.mark(["["])
+        yield from tape.space()
+        if in_list and (yield from tape.peek()) not in ("", "{"):
+            found = yield from self._untagged_python()
+        else:
+            found = yield from self._untagged_objects(bool(in_list))
+        if not found or not all(
+            call.name in self._tools and (own or self._tools.fits(call.name, call.arguments))
+            for call in found
+        ):
+            return None
+        if fence[:1] == "`":
+            yield from tape.space()
+            if not (yield from tape.mark(["```"])) and self._is_cut():
+                return None
+        for mark in self._format.closers:
+            yield from tape.space()
+            yield from tape.mark([mark])
+        yield from tape.space()
+        return None if (yield from tape.peek()) else found
+
+    def _untagged_objects(self, in_list: bool) -> Steps[Found]:
+        tape, found = self._tape, list[Call]()
+        while (yield from tape.peek()) == "{":
+            call = yield from self.json_call(known_only=True)
+            if call is None:
+                return None
+            found.append(call)
+            yield from tape.space()
+            if in_list and (yield from tape.mark(["]"])):
+                return found
+            mark = yield from tape.mark([","] if in_list else [";"])
+            if in_list and not mark:
+                return None
+            yield from tape.space()
+        return None if in_list else found
+
+    def _untagged_python(self) -> Steps[Found]:
+        """A list of calls in Python's syntax, after its bracket."""
+        name = yield from self._tape.name()
+        if name not in self._tools or (yield from self._tape.peek()) != "(":
+            return None
+        pieces: list[str] = []
+        yield from self._tape.upto((), pieces.append)
+        text = "".join(pieces).rstrip().removesuffix("```")
+        calls = python_calls(f"[{name}{text}")
+        if not calls:
+            return None
+        return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
+
+
+def _is_word(mark: str) -> bool:
+    """Whether a part of a format is no mark: it may also be the beginning of a name."""
+    return mark.rstrip(".").isalnum()
+
+
+def _text(value: str) -> str | None:
+    """The text of a JSON string; None for another value."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None

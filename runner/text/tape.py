@@ -1,0 +1,172 @@
+"""Text as it comes, read by generators that yield where they need more; each character once.
+
+What a reader has taken can be kept, so that it is still there as text where it turns out to be
+nothing else. Marks are plain texts: no expression here can go back over what it has read.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+
+_SPACE = re.compile(r"\s*")  # one class of characters: nothing to go back over
+_NAME = re.compile(r"[^\s<>{}\[\]()\"'`|,=;]*")
+MAX_NAME = 256  # characters of the name of a tool or an argument
+
+
+class _Marks(NamedTuple):
+    pattern: re.Pattern[str] | None  # the longest mark at the first place that has one
+    longest: int
+    beginnings: frozenset[str]
+    longer: frozenset[str]  # marks that another one begins with
+
+
+@lru_cache(maxsize=256)
+def _compiled(marks: tuple[str, ...]) -> _Marks:
+    by_length = sorted({mark for mark in marks if mark}, key=len, reverse=True)
+    return _Marks(
+        re.compile("|".join(map(re.escape, by_length))) if by_length else None,
+        len(by_length[0]) if by_length else 0,
+        frozenset(mark[:n] for mark in by_length for n in range(1, len(mark))),
+        frozenset(
+            m for m in by_length for other in by_length if m != other and other[: len(m)] == m
+        ),
+    )
+
+
+class Tape:
+    """Text in pieces; ``last`` says that no more will come.
+
+    Methods that are generators wait for as much text as they need to be sure, and return what does
+    not depend on how the text was cut.
+    """
+
+    def __init__(self, text: str = "", *, last: bool = False):
+        self.last = last
+        self._text, self._at = text, 0
+        self._kept: list[str] | None = None
+
+    def push(self, text: str) -> None:
+        """Append ``text``; what was taken is forgotten."""
+        self._text, self._at = self._text[self._at :] + text, 0
+
+    # What is taken can be kept
+
+    def keep(self, text: str = "") -> None:
+        """From here on keep what is taken, after ``text``."""
+        self._kept = [text]
+
+    def kept(self) -> str:
+        """Return what was taken since `keep`, and end keeping."""
+        text, self._kept = "".join(self._kept or ()), None
+        return text
+
+    def take(self, n: int) -> str:
+        """Take ``n`` characters, which must be there."""
+        taken = self._text[self._at : self._at + n]
+        self._at += n
+        if self._kept is not None and taken:
+            self._kept.append(taken)
+        return taken
+
+    def put_back(self, mark: str) -> None:
+        """Undo the last `take`, which was that of ``mark``."""
+        self._at -= len(mark)
+        if self._kept is not None:
+            self._kept.pop()
+
+    def begin_again(self, text: str) -> None:
+        """Put ``text``, which was taken, before what is there."""
+        self._text, self._at = text + self._text[self._at :], 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that is there was taken."""
+        return self._at == len(self._text)
+
+    def feed(self, read: Callable[[str, int], int]) -> None:
+        """Take as much of what is there as ``read`` says, given a text and where to begin."""
+        self.take(read(self._text, self._at) - self._at)
+
+    # Reading
+
+    def peek(self) -> Steps[str]:
+        """The next character, which is not taken; "" at the end."""
+        while self._at >= len(self._text) and not self.last:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def space(self) -> Steps[str]:
+        """Take white space, all that comes."""
+        return (yield from self._run(_SPACE, None))
+
+    def name(self) -> Steps[str]:
+        """Take the characters of a name; more than MAX_NAME of them are not taken further."""
+        return (yield from self._run(_NAME, MAX_NAME + 1))
+
+    def _run(self, pattern: re.Pattern[str], most: int | None) -> Steps[str]:
+        taken: list[str] = []
+        n = 0
+        while True:
+            found = pattern.match(self._text, self._at)
+            assert found is not None
+            length = found.end() - found.start()
+            length = length if most is None else min(length, most - n)
+            taken.append(self.take(length))
+            n += length
+            if self._at < len(self._text) or self.last or n == most:
+                return "".join(taken)
+            yield
+
+    def ahead(self, marks: Iterable[str]) -> Steps[str]:
+        """The longest of ``marks`` that comes next, which is not taken; "" if none does."""
+        marks = [mark for mark in marks if mark]
+        while not self.last and any(self._begins(mark) for mark in marks):
+            yield
+        there = (mark for mark in marks if self._text.startswith(mark, self._at))
+        return max(there, key=len, default="")
+
+    def _begins(self, mark: str) -> bool:
+        """Whether what is there is a beginning of ``mark`` and not all of it."""
+        n = len(self._text) - self._at
+        return n < len(mark) and mark.startswith(self._text[self._at :])
+
+    def mark(self, marks: Iterable[str]) -> Steps[str]:
+        """Take the longest of ``marks`` that comes next; "" if none does."""
+        found = yield from self.ahead(marks)
+        return self.take(len(found))
+
+    def upto(self, marks: Sequence[str], use: Callable[[str], Any], most: int = 0) -> Steps[str]:
+        """Give all text before the first of ``marks`` to ``use``; take and return the mark.
+
+        "" at the end of the text, and, where ``most`` is given, after so many characters at the
+        least without a mark.
+        """
+        pattern, longest, beginnings, longer = _compiled(tuple(marks))
+        n = 0
+        while True:
+            found = pattern.search(self._text, self._at) if pattern else None
+            if found and (
+                self.last or found[0] not in longer or found.start() + longest <= len(self._text)
+            ):
+                use(self.take(found.start() - self._at))
+                return self.take(len(found[0]))
+            end = len(self._text)
+            if found:
+                end = found.start()
+            elif not self.last:
+                end -= self._n_begun(longest, beginnings)
+            n += end - self._at
+            use(self.take(end - self._at))
+            if (self.last and self._at == len(self._text)) or 0 < most <= n:
+                return ""
+            yield
+
+    def _n_begun(self, longest: int, beginnings: frozenset[str]) -> int:
+        """How many characters at the end may be the beginning of a mark."""
+        most = min(longest - 1, len(self._text) - self._at)
+        end = len(self._text)
+        return next((n for n in range(most, 0, -1) if self._text[end - n :] in beginnings), 0)
