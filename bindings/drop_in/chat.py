@@ -303,7 +303,8 @@ class Parser:
             found = [Delta(content=piece.text)] if piece.text else []
         else:
             found = self._parser.push(piece.text)
-            found += self._parser.finish() if piece.finish is not None else []
+            if piece.finish is not None:
+                found += self._parser.finish(cut=piece.finish == "length")
         if not self._parallel:  # the calls after the first are dropped
             found = [delta for delta in found if not delta.index]
         self.n_calls += sum(1 for delta in found if delta.name)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tamis.text.chat_format import ToolFormat
+from tamis.text.calls.format import ToolFormat
 
 HERMES_SYSTEM = """\
 # Tools

@@ -8,9 +8,10 @@ here of families but where a template does not show what its model writes.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tamis.text.calls.format import FLAT, GEMMA_QUOTE, Argument, ToolFormat
 from tamis.text.chat_template import ChatTemplate, Message, PromptError
 
 _QUESTION, _ANSWER, _THOUGHT = "Qx7 question", "Ax7 answer", "Tx7 thought"
@@ -47,48 +48,6 @@ _KNOWN_THOUGHTS = (
 )
 _TOKEN = re.compile(r"<[^<>\s]+>|<[^<>]*$|\[/?[A-Z_]+\]|```[a-z]*|[^<\[`\s]+|\S")
 _MARK = re.compile(r"<[^<>\s]{2,}>|<\S[^<>]{3,}|\[/?[A-Z_]{3,}\]")
-
-
-@dataclass(frozen=True)
-class Argument:
-    r"""How an argument is written between marks.
-
-    ``before`` its key, the marks in ``front`` between key and value, ``closing`` after the value
-    ("\0" stands for the key). ``margin`` and ``end_margin`` are white space around the value that
-    is no part of it. Where ``kind_end`` is given, the text up to it says what the value is: "true"
-    or "string" for text. ``has_cdata``: texts may be written as XML's CDATA.
-    """
-
-    before: str = ""
-    front: tuple[str, ...] = ()
-    closing: str = ""
-    margin: str = ""
-    end_margin: str = ""
-    kind_end: str = ""
-    has_cdata: bool = False
-
-
-@dataclass(frozen=True)
-class ToolFormat:
-    """How calls are written.
-
-    ``style`` is "json" (an object with name and arguments), "tag" (the name between marks, then a
-    JSON object), "tagged" (each argument between marks), "python" (a list of calls), "gemma",
-    or "harmony". ``openers`` and ``closers`` are the marks before a name, or an object, and after
-    its arguments; ``triggers`` are the openers that begin calls within text. Without triggers a
-    call is all of the answer. ``middle`` are the marks between a name and what it is called with.
-    ``fields`` are the paths of name, arguments and id in the object; name ``("*",)`` is a key whose
-    value the arguments are. ``python_words``: True, False and None are written as Python has them.
-    """
-
-    style: str
-    openers: tuple[str, ...] = ()
-    closers: tuple[str, ...] = ()
-    triggers: tuple[str, ...] = ()
-    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    middle: tuple[str, ...] = ()
-    argument: Argument = Argument()
-    python_words: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,7 +126,6 @@ class ChatFormat:
         return function
 
 
-FLAT = {"name": ("name",), "arguments": ("arguments",)}
 _UNRENDERED = {
     "<|tool_list_start|>": ToolFormat(
         "python", ("<|tool_call_start|>",), ("<|tool_call_end|>",), ("<|tool_call_start|>",)
@@ -185,7 +143,6 @@ _UNRENDERED = {
 HARMONY_MARKS = frozenset(
     f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return")
 )
-GEMMA_QUOTE = '<|"|>'
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tamis.text.call_readers import Call, CallReader, Found, trimmed
-from tamis.text.call_values import Tools
-from tamis.text.chat_format import FLAT, ChatFormat, ToolFormat
+from tamis.text.calls.format import FLAT, ToolFormat
+from tamis.text.calls.readers import Call, CallReader, Found, trimmed
+from tamis.text.calls.tape import MAX_NAME, Steps, Tape
+from tamis.text.calls.values import Tools
+from tamis.text.chat_format import ChatFormat
 from tamis.text.chat_template import ChatTemplate
-from tamis.text.tape import MAX_NAME, Steps, Tape
 
 _MAX_HEADER = 4096  # characters from a message's mark to its text
 _HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
@@ -98,7 +99,7 @@ class OutputParser:
         return self._advance()
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """Return the rest, at the end of the answer; ``cut``: it was broken off.
+        """Return the rest, at the end of the answer; ``cut``: the limit of tokens ended it.
 
         A call whose arguments are complete may lack its closing mark where the model itself ended
         the answer.

@@ -50,7 +50,7 @@ class Tape:
         self._kept: list[str] | None = None
 
     def push(self, text: str) -> None:
-        """Append ``text``; what was taken is forgotten."""
+        """Append ``text``; what was taken is dropped."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     # What is taken can be kept

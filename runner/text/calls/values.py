@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tamis.text.call_syntax import python_value
-from tamis.text.json_stream import ObjectReader
+from tamis.text.calls.json_stream import ObjectReader
+from tamis.text.calls.syntax import python_value
 
 _KINDS = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 _MAX_REFERENCES = 32  # of a schema, one after the other

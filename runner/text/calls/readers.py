@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from tamis.text.call_syntax import gemma_arguments, python_calls
-from tamis.text.call_values import Tools, object_text
-from tamis.text.chat_format import GEMMA_QUOTE, Argument, ToolFormat
-from tamis.text.json_stream import ObjectReader, Path
-from tamis.text.tape import MAX_NAME, Steps, Tape
+from tamis.text.calls.format import GEMMA_QUOTE, Argument, ToolFormat
+from tamis.text.calls.json_stream import ObjectReader, Path
+from tamis.text.calls.syntax import gemma_arguments, python_calls
+from tamis.text.calls.tape import MAX_NAME, Steps, Tape
+from tamis.text.calls.values import Tools, object_text
 
 _T = TypeVar("_T")
 _MAX_ENDS = 16  # marks that may end a call of which all must be read to know whether they do
@@ -53,7 +53,7 @@ def trimmed(name: str, words: Sequence[str] = ()) -> str:
 class CallReader:
     """Reads the calls of one format off ``tape``.
 
-    ``is_cut`` says whether the answer was broken off. With ``lenient`` set, all of the answer is
+    ``is_cut`` says whether the answer was cut off. With ``lenient`` set, all of the answer is
     there and could not be read otherwise: then a mark ends an argument wherever it stands.
     """
 
