@@ -289,7 +289,7 @@ class Parser:
         self._parser: OutputParser | None = None
         if wanted.required:
             bare = chat_format.ChatFormat(tools=BARE)
-            self._parser = OutputParser(bare, tools=wanted.tools)
+            self._parser = OutputParser(bare, tools=wanted.tools, forced=True)
         elif not wanted.formed or wanted.tools:
             tools = wanted.tools if wanted.parsed else None
             form = format.parsed(tools=bool(tools), thoughts=wanted.thoughts)

@@ -55,6 +55,7 @@ class OutputParser:
     already. ``tools`` are what the model may call, as in a request; without them calls are text.
     The text must have the control tokens in it that ``marks`` lists. A call is given out once its
     name and the end of its arguments are sure; what turns out to be none is text, all of it.
+    ``forced``: a grammar makes the answer a call, so that it is one even where it is cut off.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class OutputParser:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         prompt: str = "",
+        forced: bool = False,
         new_id: Callable[[], str] = _new_id,
     ):
         self.marks = format.marks()
@@ -75,6 +77,7 @@ class OutputParser:
         self._reader = CallReader(
             self._tape, self._tools or _USUAL, self._known, lambda: self._is_cut
         )
+        self._reader.forced = forced
         self._out: list[Delta] = []
         self._n_calls = 0
         self._spaces = ""  # held back: they may be those before a mark

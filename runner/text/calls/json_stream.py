@@ -45,6 +45,11 @@ class ObjectReader:
         """The object, mended, once it is read as a ``whole``."""
         return self.values[()]
 
+    @property
+    def begun(self) -> str:
+        """What is there so far of a watched value that is not complete; "" of none."""
+        return "".join(self._captured or ())
+
     def feed(self, text: str, at: int) -> int:
         """Read on in ``text`` from ``at``; return where the object or what is there ends."""
         while at < len(text) and not self.done and not self.failed:

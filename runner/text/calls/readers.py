@@ -54,11 +54,12 @@ class CallReader:
     """Reads the calls of one format off ``tape``.
 
     ``is_cut`` says whether the answer was cut off. With ``lenient`` set, all of the answer is
-    there and could not be read otherwise: then a mark ends an argument wherever it stands.
+    there and could not be read otherwise: then a mark ends an argument wherever it stands. With
+    ``forced`` set a grammar makes the answer a call, which is one even where it is cut off.
     """
 
     def __init__(self, tape: Tape, format: ToolFormat, tools: Tools, is_cut: Callable[[], bool]):
-        self.lenient = False
+        self.lenient = self.forced = False
         self._tape, self._format, self._tools, self._is_cut = tape, format, tools, is_cut
         self._marks = [m for i, m in enumerate(format.openers) if i == 0 or not _is_word(m)]
         self._words = [m for m in format.openers if m not in self._marks]
@@ -149,7 +150,10 @@ class CallReader:
             if reader.done:
                 break
             if reader.failed or not (yield from self._tape.peek()):
-                return None
+                if not self.forced or reader.failed:
+                    return None
+                name = _text(reader.values.get(("name",), ""))
+                return Call(name, reader.begun) if name else None
         values = reader.values
         if keyed and len(reader.keys) == 1:
             return self._call(reader.keys[0], values.get((reader.keys[0],)))
