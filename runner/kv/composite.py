@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class CompositeKV(KVCache):
         for kv, i in self._of.values():
             self._by_table[kv.view(i).k_table.ctypes.data] = kv
         # Of a Program, the cache that each of its stops is of.
-        self._stops: dict[int, dict[int, KVCache]] = {}
+        self._stops: WeakKeyDictionary[Program, dict[int, KVCache]] = WeakKeyDictionary()
         self.types = self._caches[0].types
         self.resident = all(kv.resident for kv in self._caches)
         self.kv_ram = _sum([kv.kv_ram for kv in self._caches])
@@ -119,12 +120,12 @@ class CompositeKV(KVCache):
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
         found = {at: kv for kv in self._caches for at in kv.stops(program)}
-        self._stops[id(program)] = found
+        self._stops[program] = found
         return sorted(found)
 
     def due(self, program: Program, stops: list[int]) -> list[int]:
         """Those of `stops` that this pass needs. Raises KVFileError, ValueError."""
-        of, found = self._stops[id(program)], list[int]()
+        of, found = self._stops[program], list[int]()
         for kv in self._caches:
             found += kv.due(program, [at for at in stops if of[at] is kv])
         return sorted(found)
@@ -136,7 +137,7 @@ class CompositeKV(KVCache):
 
     def fetch(self, program: Program, at: int) -> None:
         """Fetch what a call reads to where it reads it. Raises KVFileError, ValueError."""
-        self._stops[id(program)][at].fetch(program, at)
+        self._stops[program][at].fetch(program, at)
 
     def finish(self, pos: int, n_tok: int) -> None:
         """Positions pos .. pos + n_tok - 1 are written in all layers."""

@@ -71,7 +71,9 @@ class DiskTier(KVCache):
         self._step, self._n_tok, self._n_ctx = 0, 0, n_ctx
         self._bank: token_bank.TokenBank | None = None  # once a Program needs it
         self._banked = weakref.WeakKeyDictionary[Program, _Banked]()
-        self._spans: dict[tuple[int, int], _SpanReader] = {}  # by Program and call
+        # By Program and call.
+        self._spans: weakref.WeakKeyDictionary[Program, dict[int, _SpanReader]]
+        self._spans = weakref.WeakKeyDictionary()
         self._kept: dict[int, frozenset[int]] = {}  # by layer, the pages that stay
         self._stopping = set[int]()  # layers whose ops a pass stops for
         weakref.finalize(self, _close, self._pool, self._writer, self._file)
@@ -306,9 +308,10 @@ class DiskTier(KVCache):
         left, keep = [], dict[int, set[int]]()
         self._stopping = set()
         for at in stops:
-            reader = self._spans.get((id(program), at))
-            if reader is None:
-                reader = self._spans[id(program), at] = self._reader(program, at)
+            readers = self._spans.setdefault(program, {})
+            if at not in readers:
+                readers[at] = self._reader(program, at)
+            reader = readers[at]
             pages = reader.pages(-(-int(self._end[reader.layer]) // PAGE))
             if pages is None:
                 left.append(at)

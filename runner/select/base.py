@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -175,7 +176,9 @@ class SelectorState:
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
         # One full Selection serves all layers of a Program that have the same window and block.
-        self._full: dict[tuple[int, int, int, int], Selection] = {}
+        # By the Program itself: another one may get the id of one that is gone.
+        self._full: WeakKeyDictionary[Program, dict[tuple[int, int, int], Selection]]
+        self._full = WeakKeyDictionary()
 
     def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Choose keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
@@ -225,7 +228,7 @@ class SelectorState:
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether `sel` is the default: dense attention."""
-        return sel is self._full.get((id(rec.program), 0, self.shape.window[layer], BLOCK))
+        return sel is self._shared(rec).get((0, self.shape.window[layer], BLOCK))
 
     def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
         """Record what `bounds` needs of a decode step that is audited; nothing by default."""
@@ -249,18 +252,18 @@ class SelectorState:
 
     def everything(self, rec: Recording) -> Selection:
         """All blocks of the context, those after a query too; the layers of a Program share it."""
-        key = (id(rec.program), 0, -1, BLOCK)
-        if key not in self._full:
-            self._full[key] = full_selection(self.shape, rec.n_tok, rec.q_block)
-        return self._full[key]
+        shared, key = self._shared(rec), (0, -1, BLOCK)
+        if key not in shared:
+            shared[key] = full_selection(self.shape, rec.n_tok, rec.q_block)
+        return shared[key]
 
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
 
         Recorded once a Program and reused by the layers after.
         """
-        key = (id(rec.program), n_sink, n_recent, block)
-        if key not in self._full:
+        shared, key = self._shared(rec), (n_sink, n_recent, block)
+        if key not in shared:
             n_row = self.shape.n_head_kv
             sel = new_selection(self.shape, rec, n_row=n_row, block=block)
             rec.program.add(
@@ -274,8 +277,12 @@ class SelectorState:
                 n_sink=n_sink,
                 n_recent=n_recent,
             )
-            self._full[key] = sel
-        return self._full[key]
+            shared[key] = sel
+        return shared[key]
+
+    def _shared(self, rec: Recording) -> dict[tuple[int, int, int], Selection]:
+        """Selections that layers of this Program share, by sinks, recent positions and block."""
+        return self._full.setdefault(rec.program, {})
 
 
 class Steps:
