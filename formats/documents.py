@@ -9,8 +9,9 @@ import hashlib
 import io
 import re
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
+
+from tamis.formats.html_tokens import tokens
 
 _HTML_NAMES = {".html", ".htm", ".xhtml"}
 _HTML_START = re.compile(
@@ -119,8 +120,13 @@ def _pdf_text(name: str, data: bytes) -> str:
 def html_text(source: str) -> str:
     """What a reader sees of an HTML page: blocks as paragraphs, headings and lists as Markdown."""
     reader = _Reader()
-    reader.feed(source)
-    reader.close()
+    for kind, text in tokens(source):
+        if kind == "text":
+            reader.data(text)
+        elif kind == "start":
+            reader.start(text)
+        else:
+            reader.end(text)
     return reader.text()
 
 
@@ -133,26 +139,22 @@ _BLOCKS = {*_BLOCK_NAMES.split(), *_HEADINGS}
 _CELLS = {"td", "th"}
 
 
-class _Reader(HTMLParser):
+class _Reader:
     """Collects blocks of text. Of a head only the title is text; scripts and styles are none."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self._blocks: list[str] = []
         self._line: list[str] = []  # of the block that is open
+        self._has_text = False  # whether any part of it is more than spaces
         self._start = ""  # what it begins with, such as "## "
         self._hidden: list[str] = []  # open tags whose content is not shown
+        self._first: dict[str, int] = {}  # the place of the first of each name among them
         self._n_pre = 0
 
-    def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """A `<![` that begins nothing known is a comment, as HTML has it."""
-        try:
-            return super().parse_marked_section(i, report)
-        except AssertionError:
-            return self.parse_bogus_comment(i)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def start(self, tag: str) -> None:
+        """A tag opens."""
         if tag in _HIDDEN:
+            self._first.setdefault(tag, len(self._hidden))
             self._hidden.append(tag)
         elif tag in _BLOCKS:
             self._end_block()
@@ -160,19 +162,23 @@ class _Reader(HTMLParser):
             self._n_pre += tag == "pre"
         elif tag == "br":
             self._line.append("\n")
-        elif tag in _CELLS and any(part.strip() for part in self._line):
+        elif tag in _CELLS and self._has_text:
             self._line.append(" | ")
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._hidden:
-            del self._hidden[self._hidden.index(tag) :]
+    def end(self, tag: str) -> None:
+        """A tag closes, and what is open within it."""
+        if (first := self._first.get(tag)) is not None:
+            del self._hidden[first:]
+            self._first = {name: at for name, at in self._first.items() if at < first}
         elif tag in _BLOCKS:
             self._end_block()
             self._n_pre -= tag == "pre" and self._n_pre > 0
 
-    def handle_data(self, data: str) -> None:
+    def data(self, text: str) -> None:
+        """A part of the text."""
         if not self._hidden:
-            self._line.append(data if self._n_pre else re.sub(r"\s+", " ", data))
+            self._line.append(text if self._n_pre else re.sub(r"\s+", " ", text))
+            self._has_text = self._has_text or not text.isspace()
 
     def _end_block(self) -> None:
         text = "".join(self._line)
@@ -182,6 +188,7 @@ class _Reader(HTMLParser):
             self._blocks.append(self._start + text.strip("\n"))
             self._start = ""
         self._line.clear()
+        self._has_text = False
 
     def text(self) -> str:
         """All blocks, a blank line between them; items of a list on lines of their own."""

@@ -18,7 +18,7 @@ NAMES = (
     "gguf", "text", "template", "gbnf", "regex", "schema", "session", "cache", "kv", "html",
     "document", "http", "attn",
 )  # fmt: skip
-READERS = ["tamis", "html", "_markupbase", "pypdf", "jinja2", "llguidance"]
+READERS = ["tamis", "pypdf", "jinja2", "llguidance"]
 MEMORY_MIB = 4096
 SECONDS = 20  # that an input may take, by the clock
 

@@ -1,6 +1,7 @@
 """Files as text: what a reader sees of HTML and PDF, and a clear no to everything else."""
 
 import sys
+import time
 
 import pytest
 from small_pdf import pdf
@@ -63,6 +64,55 @@ def test_a_hostile_page_takes_no_longer_than_another():
     """The beginning of a page is looked at once; blocks are joined once."""
     assert read_document("x", b"<!-- a -->" * 10_000 + b"x").kind == "text"
     assert html_text("<p>a" * 50_000) == "\n\n".join("a" * 50_000)
+
+
+UNITS = """<!-- < <a  <a_b=' <a_b=" <a_b='> & &# &a &#x1 <![CDATA[ <![CDATA[> <![ <? </ </a <script>
+<style> <a_b= <a_b=c_ <!doctype_ <p><b> <li> <pre> <td> _<td> <script></ <template> ]]> --> ' <a/ <_
+<template></style> <br> <!--> <!--- <a<b <h1> = <a=b=c= &lt &amp; <title> <p_a="<!--">"""
+
+
+@pytest.mark.parametrize("unit", UNITS.split())
+@pytest.mark.parametrize("end", ["", ">", "'>", '">'])
+def test_a_page_takes_time_by_its_length(unit, end):
+    """Each took seconds to minutes with the standard library's parser; a second is for the slow."""
+    unit = unit.replace("_", " ")
+    begin = time.process_time()
+    html_text("<html>" + unit * (200_000 // len(unit)) + end)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("a<!-- <p>no --> b", "a b"),
+        ("a<!-->b", "ab"),
+        ("a<!--->b", "ab"),
+        ("a<!-- open <p>b", "ab"),
+        ("a < b and c > d", "a < b and c > d"),
+        ("a <b", "a <b"),
+        ("1 <2> 3", "1 <2> 3"),
+        ("<a title='x > y'>z</a>", "z"),
+        ('<a title="x > y" href=q/>z</a>', "z"),
+        ("<a title = 'x>'  b=c>z", "z"),
+        ("<a title='x>z", "z"),
+        ("<P>A</P\n><DIV\tx>B", "A\n\nB"),
+        ("a<script>if (a < b) '</p>'</SCRIPT >b", "ab"),
+        ("a<style>p > b { }</style/>b", "ab"),
+        ("a<script>open", "a"),
+        ("<template><p>x<template>y</template>z</p>w", "z\n\nw"),
+        ("a<![CDATA[x > y]]>b", "ab"),
+        ("a<?php echo 1 ?>b", "ab"),
+        ("a</3>b</>c", "abc"),
+        (
+            "&lt;p&gt; &amp;amp; &#65;&#x42; &#99999999999999999999; &nosuch;",
+            "<p> &amp; AB \ufffd &nosuch;",
+        ),
+        ("&#" + "9" * 9999 + ";", "\ufffd"),
+        ("&#x" + "f" * 9999, "\ufffd"),
+    ],
+)
+def test_marks_are_read_as_browsers_read_them(source, text):
+    assert html_text(source) == text
 
 
 @pytest.mark.parametrize(
