@@ -324,28 +324,47 @@ class Message:
     """The whole message of an assistant, put together from deltas."""
 
     def __init__(self) -> None:
-        self.content, self.reasoning = "", ""
-        self.calls: list[dict[str, Any]] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, arguments in parts
 
     def add(self, deltas: Iterable[Delta]) -> None:
         """Take the next ones."""
         for delta in deltas:
-            self.content += delta.content
-            self.reasoning += delta.reasoning
+            self._content.append(delta.content)
+            self._reasoning.append(delta.reasoning)
             if delta.name:
-                function = {"name": delta.name, "arguments": ""}
-                self.calls.append({"id": delta.id, "type": "function", "function": function})
+                self._calls.append((delta.id, delta.name, []))
             if delta.index is not None:
-                self.calls[delta.index]["function"]["arguments"] += delta.arguments
+                self._calls[delta.index][2].append(delta.arguments)
+
+    @property
+    def content(self) -> str:
+        """The text."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """The thoughts."""
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of tools, in OpenAI's shape."""
+        return [
+            {"id": i, "type": "function", "function": {"name": name, "arguments": "".join(parts)}}
+            for i, name, parts in self._calls
+        ]
 
     def fields(self, wanted: Wanted) -> dict[str, Any]:
         """In OpenAI's shape."""
-        found: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            found["reasoning_content"] = self.reasoning
-        if self.calls:
-            found |= {"content": self.content or None, "tool_calls": self.calls}
-            found |= {"function_call": self.calls[0]["function"]} if wanted.old else {}
+        content, reasoning, calls = self.content, self.reasoning, self.calls
+        found: dict[str, Any] = {"role": "assistant", "content": content}
+        if reasoning:
+            found["reasoning_content"] = reasoning
+        if calls:
+            found |= {"content": content or None, "tool_calls": calls}
+            found |= {"function_call": calls[0]["function"]} if wanted.old else {}
         return found
 
 

@@ -165,23 +165,24 @@ def as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-async def whole(reply: Reply, events: Events) -> Any:
-    """The reply to a request that is no stream. Raises ApiError."""
+async def whole(reply: Reply, events: Events) -> list[list[Piece]]:
+    """The pieces of a request that is no stream, for `reply.whole`. Raises ApiError."""
     found: list[list[Piece]] = [[] for _ in reply.counts]
     left = len(found)
     while left:
         i, event = await events.next(again=True)
         if isinstance(event, Again):
             found[i].clear()
+            reply.prompt[i] = ()
         if isinstance(event, Started):
             reply.started(i, event)
         if isinstance(event, PromptTokens):
-            reply.prompt[i] = event.tokens
+            reply.prompt[i] = [*reply.prompt[i], *event.tokens]
         if isinstance(event, Piece):
             found[i].append(event)
             reply.counts[i] = event.counts
             left -= event.finish is not None
-    return reply.whole(found)
+    return found
 
 
 async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
@@ -202,7 +203,7 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
                 raise unread(events.n_waiting)
             parts: Iterable[Any] = ()
             if isinstance(found, PromptTokens):
-                reply.prompt[i] = found.tokens
+                reply.prompt[i] = [*reply.prompt[i], *found.tokens]
             elif isinstance(found, Started):
                 reply.started(i, found)
                 n_prompt = len(reply.task.requests[i].prompt)

@@ -169,20 +169,21 @@ class _Writer:
     """What goes to a process: from a thread, as a process may be slow to read."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self._queue = queue.SimpleQueue[tuple[bytes, socket.socket | None] | None]()
+        self._queue = queue.SimpleQueue[tuple[Kind, Any, socket.socket | None] | None]()
         self._channel = channel
         threading.Thread(target=self._run, name="tamis-writer", daemon=True).start()
 
     def put(self, kind: Kind, record: Any, handed: socket.socket | None = None) -> None:
-        """Send a frame, and a socket with it."""
-        self._queue.put((frame(kind, json.dumps(record).encode()), handed))
+        """Send a frame, and a socket with it; a record may be long, and is JSON's in the thread."""
+        self._queue.put((kind, record, handed))
 
     def close(self) -> None:
         """End the thread."""
         self._queue.put(None)
 
     def _run(self) -> None:
-        for data, handed in iter(self._queue.get, None):
+        for kind, record, handed in iter(self._queue.get, None):
+            data = frame(kind, json.dumps(record).encode())
             try:
                 if handed is not None:
                     n = socket.send_fds(self._channel, [data], [handed.fileno()])

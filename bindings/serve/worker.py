@@ -139,8 +139,9 @@ def _scored(
                 tokens.append(answer.prompt_info(i, row))
         done += len(rows)
         row = rows[-1].copy()
+        emit(PromptTokens(tokens))  # a part at a time: all at once would be one long event
+        tokens = []
         yield done
-    emit(PromptTokens(tokens))
     return row
 
 

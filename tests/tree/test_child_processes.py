@@ -33,6 +33,7 @@ KNOWN = {
     "tools/mutate.py:subprocess.run": "-P, or git",
     "tools/mutate_plugin.py:os.fork": "no other program",
     "tools/mutate_plugin.py:subprocess.Popen": "-P",
+    "tools/page_markdown.py:subprocess.Popen": "/ as working directory",
     "tools/peer_server.py:os.execv": "-P",
     "tools/peer_suites.py:subprocess.run": "-P, in the suite's folder",
     "tools/record_chat.py:pexpect.spawn": "-P",

@@ -38,6 +38,7 @@ from starlette.types import Receive, Scope, Send
 from tamis.bindings.serve import replies, tasks
 from tamis.bindings.serve.api import anthropic, document, llamacpp, openai, responses
 from tamis.bindings.serve.api.readers import APART, read
+from tamis.bindings.serve.body import SMALL, Body, small_fields
 from tamis.bindings.serve.errors import (
     ApiError,
     busy,
@@ -51,7 +52,7 @@ from tamis.bindings.serve.errors import (
 from tamis.bindings.serve.helpers import Follower, Helpers
 from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
 from tamis.bindings.serve.http.guard import Access, Guard, Log
-from tamis.bindings.serve.http.json_reply import JsonReply, told
+from tamis.bindings.serve.http.json_reply import JsonBytes, JsonReply, in_parts, told
 from tamis.bindings.serve.http.metrics import Worker, exposition
 from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
 from tamis.bindings.serve.models import Model
@@ -67,9 +68,6 @@ from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.version import __version__
 
 T = TypeVar("T")
-# Bodies up to here are read in this process, except those with a grammar: no native code sees more
-# of a stranger than a text of so many bytes for its tokenizer.
-SMALL = 16 << 10
 EXTRACT = "/extract"
 ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
     ("/v1/chat/completions", "chat", openai.Chat),
@@ -241,14 +239,17 @@ class Server:
         if self.pooling == "none":
             raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
         inputs, rows = await self.embedded(request, "embeddings")
-        found = [
-            {"object": "embedding", "index": i, "embedding": _packed(row) if inputs.packed else row}
-            for i, row in enumerate(rows)
-        ]
         n = sum(map(len, inputs.texts))
         usage = {"prompt_tokens": n, "total_tokens": n}
-        reply = {"object": "list", "data": found, "model": self._model.name, "usage": usage}
-        return JsonReply(reply, headers=told(inputs.ignored))
+
+        def reply() -> dict[str, Any]:
+            found = [
+                {"object": "embedding", "index": i, "embedding": _packed(r) if inputs.packed else r}
+                for i, r in enumerate(rows)
+            ]
+            return {"object": "list", "data": found, "model": self._model.name, "usage": usage}
+
+        return await self.written(reply, told(inputs.ignored))
 
     async def embedded(
         self, request: Request, name: str, *, pooled: bool = True
@@ -273,7 +274,7 @@ class Server:
         if not pooled and norm is not None:
             inputs = inputs._replace(ignored=(*inputs.ignored, "embd_normalize"))
         norm = -1 if not pooled else 2 if norm is None else norm
-        return inputs, [_vector(each, norm) for each in found]
+        return inputs, await asyncio.to_thread(lambda: [_vector(each, norm) for each in found])
 
     async def vectors(self, request: Request, inputs: Inputs, pooling: str) -> list[np.ndarray]:
         """What stands for each text, one after another. Raises ApiError."""
@@ -303,7 +304,7 @@ class Server:
 
     async def extract(self, request: Request) -> Response:
         """/extract: the text of a file."""
-        return JsonReply(await self.read(request, "document"))
+        return JsonBytes(await self.read(request, "document", bytes))
 
     async def models(self, _request: Request) -> Response:
         """/v1/models: the one that there is."""
@@ -373,8 +374,8 @@ class Server:
             headers = told(task.ignored)
             if not task.stream:
                 whole = replies.whole(reply, events)
-                found = await self._while_connected(request, jobs, whole)
-                return JsonReply(found, headers=headers)
+                pieces = await self._while_connected(request, jobs, whole)
+                return await self.written(lambda: reply.whole(pieces), headers)
             self.worker.submit(jobs)
             begun = True
             text = replies.stream(reply, events, request.url.path)
@@ -434,8 +435,8 @@ class Server:
                 return found, None
         preparing = self._helpers.prepare(name, body, request.scope["tamis.owner"])
         prepared = await unless_gone(request, preparing)
-        try:
-            return load(prepared.result), prepared.masks
+        try:  # a long list of tokens takes its time
+            return await asyncio.to_thread(load, prepared.result), prepared.masks
         except (ValueError, TypeError, KeyError):
             prepared.masks.close()
             raise no_helper("its process has sent what is no answer") from None
@@ -454,6 +455,20 @@ class Server:
     async def body(self, request: Request) -> bytes:
         """The bytes of a request. Raises ApiError."""
         return await received(request, self.settings)
+
+    async def fields(self, request: Request) -> Body:
+        """The fields of a request that has few. Raises ApiError."""
+        return small_fields(await self.body(request))
+
+    async def written(self, make: Callable[[], Any], headers: dict[str, str] | None = None) -> Any:
+        """A reply in JSON of what `make` gives; both are of a thread, as they may be long."""
+        data = await asyncio.to_thread(lambda: in_parts(make()))
+        return JsonBytes(data, headers=headers)
+
+    async def relayed(self, request: Request, name: str) -> Response:
+        """The reply that READERS[name] gives; what a helper wrote stays as it is."""
+        data = await self.read(request, name, bytes)
+        return JsonBytes(data) if isinstance(data, bytes) else await self.written(lambda: data)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of work, done beside the loop, one at a time."""
@@ -527,8 +542,10 @@ def _vector(found: np.ndarray, norm: int) -> list[Any]:
         found = (scaled / (length or 1.0)).astype(np.float32)
     if not np.isfinite(found).all():
         raise ApiError(500, "the model failed: its vector is not of finite numbers", code="failed")
-    values: list[Any] = found.tolist()
-    return values
+    if found.ndim == 1:
+        values: list[Any] = found.tolist()
+        return values
+    return [row.tolist() for row in found]
 
 
 def _packed(row: list[float]) -> str:

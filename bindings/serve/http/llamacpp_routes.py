@@ -1,5 +1,6 @@
 """llama.cpp's paths but for completions: tokens, templates, slots, properties, embeddings."""
 
+import asyncio
 import math
 import os
 import re
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tamis.bindings.serve.api import llamacpp
-from tamis.bindings.serve.body import parse
+from tamis.bindings.serve.body import parse, small_fields
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.jobs import Keeping, SlotState
@@ -56,7 +57,7 @@ async def _tokenize(server: "Server", request: Request) -> Response:
 
     Or a prompt or messages, as vLLM has it.
     """
-    return JsonReply(await server.read(request, "tokenize"))
+    return await server.relayed(request, "tokenize")
 
 
 async def _detokenize(server: "Server", request: Request) -> Response:
@@ -77,16 +78,14 @@ async def _embedding(server: "Server", request: Request) -> Response:
     """A list of rows for each text: one with pooling, else one a token."""
     pooled = server.pooling != "none"
     inputs, rows = await server.embedded(request, "embeddings", pooled=pooled)
-    found = [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)]
-    return JsonReply(found, headers=told(inputs.ignored))
+    return await server.written(
+        lambda: [{"index": i, "embedding": [row] if pooled else row} for i, row in enumerate(rows)],
+        told(inputs.ignored),
+    )
 
 
 async def _rerank(server: "Server", request: Request) -> Response:
     """Documents by how well they answer a query: in Jina's form, or where texts are given TEI's."""
-    data = await server.body(request)
-    body = parse(data)
-    documents = llamacpp.documents(body)
-    most = body.integer("top_n", 1, 1 << 30)
     if not server.ranks:
         raise ApiError(
             501,
@@ -94,6 +93,10 @@ async def _rerank(server: "Server", request: Request) -> Response:
             code="unsupported",
             param="model",
         )
+    data = await server.body(request)
+    body = await asyncio.to_thread(parse, data)
+    documents = llamacpp.documents(body)
+    most = body.integer("top_n", 1, 1 << 30)
     inputs = await server.read(request, "rerank", server.load_inputs, data)
     found = await server.vectors(request, inputs, "rank")
     scores = [float(each[0]) for each in found]
@@ -106,7 +109,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
         ranked = [
             {"index": i, "score": scores[i]} | each for i, each in zip(best, more, strict=True)
         ]
-        return JsonReply(ranked, headers=told(inputs.ignored))
+        return await server.written(lambda: ranked, told(inputs.ignored))
     shown = body.flag("return_documents")
     results = [
         {"index": i, "relevance_score": scores[i]}
@@ -116,7 +119,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
     n = sum(map(len, inputs.texts))
     usage = {"prompt_tokens": n, "total_tokens": n}
     head = {"model": server.about.model, "object": "list", "usage": usage}
-    return JsonReply(head | {"results": results}, headers=told(inputs.ignored))
+    return await server.written(lambda: head | {"results": results}, told(inputs.ignored))
 
 
 async def _props(server: "Server", request: Request) -> Response:
@@ -197,7 +200,7 @@ async def _slot(server: "Server", request: Request) -> Response:
         )
     path = folder
     if action != "erase":
-        name = parse(await server.body(request)).text("filename") or ""
+        name = (await server.fields(request)).text("filename") or ""
         if not _FILE.fullmatch(name) or len(name.encode()) > LONGEST_FILE:
             raise invalid("filename is no short name of a file without a folder", "filename")
         path = folder / name
@@ -240,6 +243,6 @@ async def _adapters(server: "Server", request: Request) -> Response:
 async def _set_adapters(server: "Server", request: Request) -> Response:
     """Set those scales by a list of {id, scale}; adapters that it has not are switched off."""
     data = await server.body(request)
-    body = parse(b'{"lora":' + data + b"}")
+    body = small_fields(b'{"lora":' + data + b"}")
     server.lora_scales = server.scales_of(body.records("lora", MAX_ADAPTERS))
     return JsonReply({"success": True})

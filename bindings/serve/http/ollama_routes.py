@@ -92,16 +92,14 @@ async def _embed(server: "Server", request: Request) -> Response:
     begin = time.monotonic()
     inputs, rows = await server.embedded(request, "ollama embed")
     took = int(1e9 * (time.monotonic() - begin))
-    return JsonReply(
-        {
-            "model": server.about.model,
-            "embeddings": rows,
-            "total_duration": took,
-            "load_duration": 0,
-            "prompt_eval_count": sum(map(len, inputs.texts)),
-        },
-        headers=told(inputs.ignored),
-    )
+    found = {
+        "model": server.about.model,
+        "embeddings": rows,
+        "total_duration": took,
+        "load_duration": 0,
+        "prompt_eval_count": sum(map(len, inputs.texts)),
+    }
+    return await server.written(lambda: found, told(inputs.ignored))
 
 
 async def _embeddings(server: "Server", request: Request) -> Response:
@@ -113,8 +111,8 @@ async def _embeddings(server: "Server", request: Request) -> Response:
 class Bodies(Protocol):
     """A server, as far as it is not of one model."""
 
-    async def body(self, request: Request) -> bytes:
-        """The bytes of a request. Raises ApiError."""
+    async def fields(self, request: Request) -> Body:
+        """The fields of a request that has few. Raises ApiError."""
 
     def serves(self, path: str) -> bool:
         """Whether a model's file is in use."""
@@ -158,7 +156,7 @@ def _billions(n: int) -> str:
 
 
 async def _show(server: "Server", request: Request) -> Response:
-    body = parse(await server.body(request))
+    body = await server.fields(request)
     if not any(isinstance(body.get(name), str) for name in ("model", "name")):
         raise invalid("model is no name", "model")
     model = await server.aside(server.facts)
@@ -192,7 +190,7 @@ def _capabilities(text: "TextModel") -> list[str]:
 
 async def pull(server: "Bodies", request: Request) -> Response:
     """Fetch a model into the folder of models, as `tamis pull` does."""
-    body = parse(await server.body(request))
+    body = await server.fields(request)
     name = _model_name(body)
     if "/" in name.split(":")[0] and not name.startswith("hf:"):
         name = "hf:" + name.removeprefix("hf.co/").removeprefix("huggingface.co/")
@@ -254,7 +252,7 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
 
 async def delete(server: "Bodies", request: Request) -> Response:
     """Remove a model's files from the folder of models; never one that is served."""
-    name = _model_name(parse(await server.body(request))).removesuffix(":latest")
+    name = _model_name(await server.fields(request)).removesuffix(":latest")
     await asyncio.to_thread(_remove, server, name)
     return Response(status_code=200)
 

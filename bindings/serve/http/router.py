@@ -7,6 +7,7 @@ import asyncio
 import math
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tamis.arch.load import arch_of
-from tamis.bindings.serve.body import loads, seconds_of
+from tamis.bindings.serve.body import SMALL, Body, loads, seconds_of, small_fields
 from tamis.bindings.serve.errors import ApiError, busy, invalid, loading, stopping
 from tamis.bindings.serve.http import ollama_routes
 from tamis.bindings.serve.http.app import (
@@ -45,8 +46,13 @@ from tamis.jit_kernels.backends import on_host
 from tamis.version import __version__
 
 FOR_EVER = timedelta(days=36500)  # what lists say of a model that is not unloaded
-_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_KEEP = re.compile(rb'"keep_alive"\s*:\s*("[^"\\]*"|[-+.\dEe]+)')
+_ASKED = ("model", "name", "keep_alive")
+_TEXT = rb'"(?:[^"\\]++|\\.)*+"'
+# A text without an end is one too: not to be looked for again behind each of its quotes.
+_MARK = re.compile(rb"[{}\[\]]|" + _TEXT + rb"?", re.DOTALL)
+_COLON = re.compile(rb"\s*+:\s*+")
+_VALUE = re.compile(_TEXT + rb"|null|true|false|[-+.\dEe]{1,100}+", re.DOTALL)
+_LONGEST_KEY = 100  # bytes, with escapes
 
 
 class Asked(NamedTuple):
@@ -65,6 +71,7 @@ class Router:
         # In ollama's lists, and as /api/show has them: of files as they were.
         self._entries: dict[tuple[str, float], dict[str, Any]] = {}
         self._shown: dict[tuple[str, float], dict[str, Any]] = {}
+        self._beside = ThreadPoolExecutor(1, "tamis-router")
         self._routes_of_all = self._routes()
         self.app = Starlette(
             routes=self._routes_of_all,
@@ -112,6 +119,7 @@ class Router:
 
     def close(self) -> None:
         """Wait until nothing runs any more, after `stop`."""
+        self._beside.shutdown(cancel_futures=True)
         self.models.close()
 
     # --- routes ----------------------------------------------------------------------------------
@@ -121,10 +129,16 @@ class Router:
         if self._only is not None:
             return _Forwarded(self.models, await self.models.take(self._only), None)
         body = await self.body(request)
-        asked = await asyncio.to_thread(asked_of, body)
+        asked = await self._asked(body)
         offer = await self._offer(asked.name or request.query_params.get("model"))
         one = await unless_gone(request, self.models.take(offer, asked.keep))
         return _Forwarded(self.models, one, body)
+
+    async def _asked(self, body: bytes) -> Asked:
+        """As `asked_of`; large bodies one at a time, beside the loop. Raises ApiError."""
+        if len(body) <= SMALL:
+            return asked_of(body)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, asked_of, body)
 
     async def _offer(self, name: str | None) -> Offer:
         """The model of a name; of none the last used, or the only one. Raises ApiError."""
@@ -142,6 +156,10 @@ class Router:
     async def body(self, request: Request) -> bytes:
         """The bytes of a request. Raises ApiError."""
         return await received(request, self._settings)
+
+    async def fields(self, request: Request) -> Body:
+        """The fields of a request that has few. Raises ApiError."""
+        return small_fields(await self.body(request))
 
     def serves(self, path: str) -> bool:
         """Whether a model's file is in use, by whatever path it is named; asks the disk."""
@@ -210,7 +228,7 @@ class Router:
         return JsonReply({"success": True})
 
     async def _named(self, request: Request) -> Offer:
-        name = (await asyncio.to_thread(asked_of, await self.body(request))).name
+        name = (await self._asked(await self.body(request))).name
         if name is None:
             raise invalid("the request names no model", "model")
         return await self._offer(name)
@@ -286,11 +304,8 @@ def asked_of(body: bytes) -> Asked:
 
     What is no JSON is for the model's application to refuse. Raises ApiError for a wrong value.
     """
-    models, keeps = _MODEL.findall(body), _KEEP.findall(body)
     try:
-        if len(models) == 1 and not keeps:  # the usual case: nothing is built of a large body
-            return Asked(loads(models[0]), None)
-        found = loads(body)
+        found = loads(body) if len(body) <= SMALL else _outer_fields(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -302,6 +317,30 @@ def asked_of(body: bytes) -> Asked:
         return Asked(name, None if keep is None else seconds_of(keep))
     except ValueError as error:
         raise invalid(str(error), "keep_alive") from None
+
+
+def _outer_fields(body: bytes) -> dict[str, Any]:
+    """Those of _ASKED among the fields of a large object; what is no text or number is a list.
+
+    A bracket or a text a step, so that other threads run in between: of the whole, json.loads would
+    keep them waiting for seconds. Raises ValueError.
+    """
+    found: dict[str, Any] = {}
+    depth, at = 0, 0
+    while (mark := _MARK.search(body, at)) is not None:
+        at, text = mark.end(), mark[0]
+        if text[:1] != b'"':
+            depth += 1 if text in b"{[" else -1
+            continue
+        if len(text) < 2 or text[-1:] != b'"':
+            raise ValueError("a text without an end")
+        colon = _COLON.match(body, at) if depth == 1 and len(text) <= _LONGEST_KEY else None
+        if colon is None or (key := loads(text)) not in _ASKED:
+            continue
+        value = _VALUE.match(body, colon.end())
+        found[key] = [] if value is None else loads(value[0])
+        at = colon.end() if value is None else value.end()
+    return found
 
 
 def _asks_for_model(scope: Scope) -> bool:

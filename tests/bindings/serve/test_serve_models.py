@@ -1,6 +1,7 @@
 """Models that come and go: loaded when asked for, unloaded when unused, within a budget."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -360,6 +361,57 @@ def test_times_that_are_none_are_refused(value):
 )
 def test_the_model_of_a_body(body, name, keep):
     assert asked_of(body) == (name, keep)
+
+
+LARGE = "x" * (1 << 15)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "keep"),
+    [
+        ({"a": LARGE, "model": "a", "keep_alive": "5m"}, "a", 300),
+        ({"model": 'a\\"b', "a": [{"model": "no", "keep_alive": 1}], "b": LARGE}, 'a\\"b', None),
+        ({"name": "n", "a": LARGE}, "n", None),
+        ({"a": {"model": "no"}, "b": LARGE}, None, None),
+        ({"a": "model", "b": LARGE, "keep_alive": -1}, None, math.inf),
+        ({"model": None, "b": LARGE}, None, None),
+        ([{"model": "no"}, LARGE], None, None),
+    ],
+)
+def test_the_model_of_a_large_body(body, name, keep):
+    for how in ({}, {"indent": 2}, {"ensure_ascii": False}):
+        assert asked_of(json.dumps(body, **how).encode()) == (name, keep)
+
+
+def test_a_field_of_a_large_body_is_named_with_escapes_and_the_last_one_holds():
+    body = b'{"mod\\u0065l": "a", "x": "%s", "model" : "b"}' % LARGE.encode()
+    assert asked_of(body).name == "b"
+    assert asked_of(body.replace(b'"model"', b'"other"')).name == "a"
+    for wrong in (b"5", b"[]", b'{"model": "a"}'):
+        with pytest.raises(ApiError, match="no string"):
+            asked_of(b'{"x": "%s", "model": %s}' % (LARGE.encode(), wrong))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"' + b"a" * (4 << 20),
+        b'{"a":"' + b'\\"' * (2 << 20),
+        b'{"a":"' + b"\\" * (4 << 20),
+        b'"model":"a' * 400_000,
+        b'{"model":"' * 400_000,
+        b"[" * (1 << 20),
+        b'{"a":[' + b"[]," * (1 << 19),
+        b'{"keep_alive":' + b"1" * (4 << 20),
+        b"{" + b'"model":' * 500_000,
+        b"{" + b'"model"' + b" " * (4 << 20),
+    ],
+)
+def test_the_model_of_a_hostile_body_takes_time_by_its_length(body):
+    begin = time.process_time()
+    with contextlib.suppress(ApiError):
+        asked_of(body)
+    assert time.process_time() - begin < 3
 
 
 def test_names_as_clients_write_them():
