@@ -41,6 +41,7 @@ from tamis.summary.cache import Cache, key_of
 from tamis.summary.reader import Answer
 from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tokenizer import TokenizerError
+from tamis.tools import fuzz_files
 from tamis.tools.random_model import Shape, write_random_model
 
 SHAPE = Shape(1, 2, 1, 16, 32, 64, 300, 256)
@@ -374,7 +375,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }  # fmt: skip
 
 
+TARGETS |= fuzz_files.TARGETS
+
+
 @functools.cache
 def seeds(name: str) -> list[bytes]:
     """Right inputs of a target, the same ones every time."""
-    return _seeds()[name]
+    return fuzz_files.SEEDS[name]() if name in fuzz_files.SEEDS else _seeds()[name]
