@@ -8,6 +8,7 @@ digests the index has. Files are made by `python -m tamis.tools.release` and are
 import hashlib
 import json
 import lzma
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +38,8 @@ class Shipped:
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
             marks, size, digest = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
-            index = file.read(size if marks == _MARKS else 0)
+            whole = marks == _MARKS and size <= os.fstat(file.fileno()).st_size
+            index = file.read(size if whole else 0)
         if hashlib.sha256(index).digest() != digest:
             raise self._damaged("its index")
         found = json.loads(lzma.decompress(index, lzma.FORMAT_RAW, None, _FILTERS))
