@@ -201,14 +201,13 @@ class Checking:
         at, head = unit * UNIT, self._head
         if head is not None and zlib.crc32(self._read(head.first + at, at)) == head.units[unit]:
             return
-        if not self._damaged:
-            self._damaged = (
-                f"the prepared weights of {self._prepared.model} are damaged at byte {at}: the "
-                "file was removed, load the model again and it is made anew"
-            )
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(self._handle), os.stat(self._prepared.path)):
-                    self._prepared.path.unlink()
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._handle), os.stat(self._prepared.path)):
+                self._prepared.path.unlink()
+        self._damaged = self._damaged or (  # last: the file is removed before this is read
+            f"the prepared weights of {self._prepared.model} are damaged at byte {at}: the file "
+            "was removed, load the model again and it is made anew"
+        )
 
     def _read(self, place: int, at: int) -> bytes:
         try:

@@ -320,7 +320,7 @@ def asked_of(body: bytes) -> Asked:
 
 
 def _outer_fields(body: bytes) -> dict[str, Any]:
-    """Those of _ASKED among the fields of a large object; what is no text or number is a list.
+    """Those of _ASKED among the fields of a large object; what is no text or number is a list of nothing.
 
     A bracket or a text a step, so that other threads run in between: of the whole, json.loads would
     keep them waiting for seconds. Raises ValueError.
@@ -338,7 +338,7 @@ def _outer_fields(body: bytes) -> dict[str, Any]:
         if colon is None or (key := loads(text)) not in _ASKED:
             continue
         value = _VALUE.match(body, colon.end())
-        found[key] = [] if value is None else loads(value[0])
+        found[key] = [None] if value is None else loads(value[0])
         at = colon.end() if value is None else value.end()
     return found
 
