@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 
 MEMORY = 8 << 30  # bytes that a process with a fault may allocate
+WAIT = 3  # times the seconds of a limit pass by the clock, on a machine that others use
 OPTIONS = ("-n", "0", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider")
 OTHERS = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
 
@@ -239,17 +240,21 @@ def run(items: Sequence[pytest.Item]) -> None:
 
 
 def forked(work: Callable[[], None], seconds: float) -> int | None:
-    """The exit status of a process that does the work; None where it took longer than that."""
+    """The exit status of a process that does the work; None where it took longer than that.
+
+    The seconds are of the processor; by the clock it has WAIT times as many, if it only waits.
+    """
     if not (child := os.fork()):
         os.setsid()
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (round(seconds) + 1, round(seconds) + 2))
         try:
             work()
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
         os._exit(0)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAIT * seconds
     status = None
     while status is None and time.monotonic() < end:
         found, code = os.waitpid(child, os.WNOHANG)
@@ -262,7 +267,8 @@ def forked(work: Callable[[], None], seconds: float) -> int | None:
     if status is None:
         os.waitpid(child, 0)
         return None
-    return os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == -signal.SIGXCPU else code
 
 
 def fresh(tests: list[str], seconds: float) -> str:
@@ -272,7 +278,7 @@ def fresh(tests: list[str], seconds: float) -> str:
     command = [sys.executable, "-P", "-m", "pytest", *OPTIONS, "-x", *tests]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         try:
-            status = process.wait(seconds)
+            status = process.wait(WAIT * seconds)
         except subprocess.TimeoutExpired:
             status = None
         with contextlib.suppress(ProcessLookupError):

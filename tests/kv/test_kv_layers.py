@@ -1,10 +1,13 @@
 """Layers that append no keys of their own take none of the KV cache's memory."""
 
+import dataclasses
+
 import pytest
 from kit_models import write_kit_model
 
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract.types import PAGE
+from tamis.kv.cache import KVCounts
 from tamis.kv.types import KVOptions, KVTypes
 
 # Recurrent before attention; both in each layer; recurrent only; keys that later layers share.
@@ -47,3 +50,12 @@ def test_a_cache_has_the_memory_that_the_plan_says(name, tmp_path):
     assert not held or kv.view(0).k_table.max() == held - held // 4
     kv.truncate(0)
     engine.close()
+
+
+def test_what_a_tier_counted_begins_with_nothing_and_gives_its_shares():
+    counts = KVCounts()
+    assert set(dataclasses.astuple(counts)) == {0}
+    assert (counts.hit_rate, counts.amplification) == (0, 0)
+    counts = KVCounts(n_hit=6, n_miss=4, n_ahead=2, n_chosen=100, n_covered=400)
+    assert (counts.hit_rate, counts.amplification) == (0.4, 4)
+    assert KVCounts(n_hit=1, n_miss=1, n_ahead=2).hit_rate == 0

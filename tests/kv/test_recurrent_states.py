@@ -123,3 +123,13 @@ def test_a_loaded_state_has_no_past():
 def test_the_plan_counts_all_that_may_be_kept():
     assert state_bytes(SHAPES, most=3) == 4 * new_states().live.nbytes == 4 * 4 * (15 + 32 + 7)
     assert state_bytes({}) == 0
+
+
+def test_a_devices_states_are_those_of_its_layers():
+    states = new_states()
+    states.live[:] = np.arange(54)
+    firsts = {layers: [view.flat[0] for view in states.views(range(*layers))]
+              for layers in ((0, 3), (0, 1), (1, 2), (2, 3), (0, 0))}  # fmt: skip
+    assert firsts == {
+        (0, 3): [0, 15, 47], (0, 1): [0, 15], (1, 2): [], (2, 3): [47], (0, 0): []
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from vocabularies import make_vocab
 
 from tamis.formats.vocab import Normalizer, TokenType
-from tamis.text.charsmap import CharacterMap
+from tamis.text.charsmap import CharacterMap, _n_bytes
 from tamis.text.longest_match import unescaped
 from tamis.text.tokenizer import TokenizerError, tokenizer_for
 from tamis.text.wordpiece import _is_ideograph
@@ -180,6 +180,11 @@ def test_ideographs_are_words_of_their_own_to_the_ends_of_their_blocks(first, la
         any(a <= first - 1 <= b for a, b in BLOCKS), True, True,
         any(a <= last + 1 <= b for a, b in BLOCKS),
     ]  # fmt: skip
+
+
+def test_bytes_of_a_character_by_its_first():
+    leads = [0x00, 0x41, 0xBF, 0xC0, 0xDF, 0xE0, 0xEF, 0xF0, 0xF4]
+    assert [_n_bytes(lead) for lead in leads] == [1, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_any_map_of_characters_ends():
