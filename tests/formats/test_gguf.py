@@ -27,6 +27,7 @@ from gguf_files import (
     write_gguf,
 )
 
+from tamis.formats import gguf as gguf_reader
 from tamis.formats.ggml_types import GGMLType, type_name
 from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.formats.strings import Strings
@@ -441,3 +442,37 @@ def test_a_vocabulary_of_150_000_tokens_opens_fast_and_small(model_path):
     times, mebibytes = map(float, run.stdout.split())
     assert times < 6
     assert mebibytes < 120  # anonymous memory: what the mapping itself takes is not counted
+
+
+@pytest.mark.parametrize(
+    ("counts", "offset"),
+    [
+        ({"n_tensors": 2}, 8),  # of 32 bytes each at least: a name, dimensions, a type, an offset
+        ({"n_tensors": (1 << 20) + 1}, 8),
+        ({"n_keys": 5}, 16),  # of 13 each: an empty key and a byte
+        ({"n_keys": (1 << 16) + 1}, 16),
+    ],
+)
+def test_counts_that_the_file_has_no_bytes_for_are_named_by_their_place(path, counts, offset):
+    raw = gguf_bytes(data=b"", **counts) + bytes(63)
+    error = refusal(path, raw)
+    assert error.offset == offset
+    assert "bytes or more, 63 are left" in str(error) or "are accepted" in str(error)
+
+
+def test_counts_that_there_may_be_bytes_for_are_read():
+    assert (struct.calcsize("<QIQIQ"), struct.calcsize("<QIB")) == (
+        gguf_reader._MIN_TENSOR_BYTES,
+        gguf_reader._MIN_KEY_BYTES,
+    )
+
+
+def test_the_largest_alignment_is_read_and_the_next_is_not(path):
+    """1 MiB; a file of two tensors has the second one there."""
+    raw = gguf_bytes(
+        [kv("general.alignment", u32(1 << 20))], [tensor("a", [1])], bytes(4), alignment=1 << 20
+    )
+    with GGUFFile(write_bytes(path, raw)) as file:
+        assert file.data("a").tolist() == [0] * 4
+    raw = gguf_bytes([kv("general.alignment", u32(1 << 21))], [tensor("a", [1])], bytes(4))
+    assert refusal(path, raw).key == "general.alignment"
