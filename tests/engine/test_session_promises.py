@@ -1,0 +1,82 @@
+"""What sessions refuse, and numbers that come beside an answer's text."""
+
+import numpy as np
+import pytest
+from tiny_models import TinySpec, write_tiny_model
+
+from tamis.engine.adapters import scales
+from tamis.engine.drafting import Drafting, ModelDraft
+from tamis.engine.engine import Engine
+from tamis.sampling.chain import SamplerParams
+
+IDS = [5, 9, 30, 12]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("promises") / "m.gguf"
+    with Engine.load(write_tiny_model(path, TinySpec()), n_threads=1) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session, path: session.prefill(IDS),
+        lambda session, path: session.decode(5),
+        lambda session, path: list(session.logits(IDS)),
+        lambda session, path: list(session.hidden(IDS)),
+        lambda session, path: session.save(path),
+        lambda session, path: session.load(path),
+        lambda session, path: session.selected(0),
+    ],
+    ids=["prefill", "decode", "logits", "hidden", "save", "load", "selected"],
+)
+def test_a_closed_session_does_nothing_any_more(engine, tmp_path, call):
+    session = engine.session(n_ctx=64)
+    session.prefill(IDS)
+    session.save(tmp_path / "s")
+    session.close()
+    with pytest.raises(RuntimeError, match="the session is closed: open another"):
+        call(session, tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_folder_of_the_kv_cache_must_be_there(engine, tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"kv_dir is '.*', which is no folder: make it first"):
+        engine.session(n_ctx=64, kv_ram=1 << 20, kv_dir=tmp_path / name)
+    with pytest.raises(ValueError, match="kv_ram and kv_dir go together"):
+        engine.session(n_ctx=64, kv_ram=1 << 20)
+
+
+@pytest.mark.parametrize("options", [{"attn": "window"}, {"audit": 2}])
+def test_drafts_of_another_model_are_checked_by_dense_attention_only(engine, options):
+    with (
+        engine.session(n_ctx=64, **options) as session,
+        pytest.raises(ValueError, match="leave out attn, prefill and audit"),
+    ):
+        Drafting(session, ModelDraft(engine, engine, 64))
+
+
+@pytest.mark.parametrize("temp", [0, 0.7])
+def test_the_logprob_of_a_token_is_of_all_that_there_are(engine, temp):
+    """Of the logits before samplers, whether all of them or the best few were fetched."""
+    with engine.session(n_ctx=64) as session, engine.session(n_ctx=64) as other:
+        logits = other.prefill(IDS)
+        for piece in session.generate(IDS, SamplerParams(temp=temp, seed=3), max_tokens=6):
+            x = logits.astype(np.float64)
+            expected = x[piece.token_id] - x.max() - np.log(np.exp(x - x.max()).sum())
+            assert piece.logprob == pytest.approx(expected, abs=1e-5)
+            logits = other.decode(piece.token_id)
+
+
+def test_scales_are_of_adapters_by_number():
+    assert scales([{"id": 1, "scale": 2}], 3) == [0, 2, 0]
+    assert scales([{"id": 0, "scale": 0.5}, {"id": 2, "scale": 1}], 3) == [0.5, 0, 1]
+    for i in (-1, 3, True, "0", None, 1.0):
+        with pytest.raises(ValueError, match="there are 3 adapters, from 0 on"):
+            scales([{"id": i, "scale": 1}], 3)
+    for scale in (True, "1", None, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scale"):
+            scales([{"id": 0, "scale": scale}], 3)
