@@ -342,6 +342,11 @@ def test_dry_looks_back_as_far_however_long_the_answer(last_n):
     assert Dry(multiplier=1.0, last_n=0).get_state() == {"history": []}
 
 
+def test_dry_has_no_breaker_of_no_tokens():
+    with pytest.raises(SamplerError, match="dry_breakers has an empty sequence"):
+        Dry(multiplier=1.0, breakers=[[3], []])
+
+
 def test_dry_agrees_with_a_plain_search_for_the_longest_repetition():
     rng = np.random.default_rng(3)
     for _ in range(50):
