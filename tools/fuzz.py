@@ -17,7 +17,7 @@ from pathlib import Path
 NAMES = (
     "gguf", "text", "template", "gbnf", "regex", "schema", "session", "cache", "kv", "html",
     "document", "http", "attn", "adapter", "control", "prepared", "batch", "shipped", "jinja",
-    "page",
+    "page", "calls",
 )  # fmt: skip
 READERS = ["tamis", "pypdf", "jinja2", "llguidance"]
 MEMORY_MIB = 4096

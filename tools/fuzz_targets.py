@@ -39,8 +39,12 @@ from tamis.select.notation import methods, parse_method
 from tamis.summary import cache as summary_cache
 from tamis.summary.cache import Cache, key_of
 from tamis.summary.reader import Answer
+from tamis.text.calls.format import FLAT, Argument, ToolFormat
+from tamis.text.calls.readers import CODER
+from tamis.text.chat_format import ChatFormat
 from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tokenizer import TokenizerError
+from tamis.text.tool_calls import OutputParser, message_of
 from tamis.tools import fuzz_files
 from tamis.tools.random_model import Shape, write_random_model
 
@@ -62,6 +66,31 @@ class OnlyCompiled(KernelLibrary):
         if missing := self.missing(specs := list(specs)):
             raise CompileError(f"{missing[0].symbol} is not compiled")
         super().load(specs, progress)
+
+
+CALL_TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"properties": properties}}}
+    for properties in ({"a": {"type": "string"}, "n": {"type": "integer"}},)
+]
+_MARKS = ("<tool_call>",), ("</tool_call>",), ("<tool_call>",)
+_KEYS = Argument("<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>")
+CALL_FORMATS = [
+    ToolFormat("json", *_MARKS, fields=FLAT),
+    CODER,
+    ToolFormat(
+        "tagged",
+        *_MARKS,
+        argument=Argument("<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>"),
+    ),
+    ToolFormat("tag", ("<s>", "<c>", "f", "<p>"), ("```", "<e>", "</s>"), ("<s>", "<c>", "<p>")),
+    ToolFormat(
+        "python", ("<|tool_call_start|>",), ("<|tool_call_end|>",), ("<|tool_call_start|>",)
+    ),
+    ToolFormat("gemma", ("<|tool_call>", "call:"), ("<tool_call|>",), ("<|tool_call>",)),
+    ToolFormat("json", fields=FLAT),
+    ToolFormat("harmony"),
+    ToolFormat("recipient"),
+]
 
 
 @functools.cache
@@ -174,6 +203,22 @@ def _follow(grammar: str, data: bytes) -> None:
             if "does not allow" in str(error):
                 raise AssertionError(str(error)) from error
             return
+
+
+def calls(data: bytes) -> None:
+    """An answer with tool calls: a byte for its format, one for its pieces, and the text."""
+    style, step = data[:1], (data[1:2] or b"\0")[0] % 9 + 1
+    source = data[2:].decode("utf-8", "replace")
+    format = ChatFormat(("<think>", "</think>"), tools=CALL_FORMATS[sum(style) % len(CALL_FORMATS)])
+    found = []
+    for n in (step, max(1, len(source))):
+        parser = OutputParser(format, tools=CALL_TOOLS, new_id=lambda: "id")
+        deltas = [d for i in range(0, len(source), n) for d in parser.push(source[i : i + n])]
+        found.append(message_of([*deltas, *parser.finish(cut=bool(sum(style) & 128))]))
+    assert found[0] == found[1], "an answer depends on its pieces"
+    for call in found[0].get("tool_calls", ()):
+        assert isinstance(json.loads(call["function"]["arguments"], parse_int=str), dict)
+        assert 0 < len(call["function"]["name"]) <= 256
 
 
 @functools.cache
@@ -299,6 +344,24 @@ def attn(data: bytes) -> None:
             parse_method(data.decode("utf-8", "replace"), role).open(shape)
 
 
+def _answers() -> list[bytes]:
+    """A call in each format, in pieces of three characters."""
+    written = [
+        '<tool_call>\n{"name": "look", "arguments": {"a": "x}", "n": 1}}\n</tool_call>',
+        "<tool_call>\n<function=look>\n<parameter=a>\n</parameter>\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "<tool_call>look<arg_key>a</arg_key><arg_value>b</arg_value></tool_call>",
+        'a<s><c>f<p>look\n```json\n{"a": null}\n```<e></s>',
+        "<|tool_call_start|>[look(a='it\\'s', n=[True, {'k': 1.5}])]<|tool_call_end|>",
+        '<|tool_call>call:look{a:<|"|>b<|"|>,n:[1,{x:true}]}<tool_call|>',
+        '```json\n[{"name": "look", "arguments": {"a": "b"}}]\n```',
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.look <|constrain|>json<|message|>{"a": "b"}<|call|>',
+        'all\nHi>>>look\n{"a": "b"}',
+    ]
+    return [bytes([i, 2]) + text.encode() for i, text in enumerate(written)]
+
+
 def _seeds() -> dict[str, list[bytes]]:
     """Some right inputs of each target."""
     rows = b"\1\2" * (2 * 2 * SHAPE.n_head_kv * SHAPE.head_dim * SHAPE.n_layer)
@@ -334,6 +397,7 @@ def _seeds() -> dict[str, list[bytes]]:
             json.dumps({"input": "\ud800", "content": "x", "options": {"stop": ["a"]}}).encode(),
             json.dumps({"system": [{"type": "text", "text": "s"}], **body, "tools": []}).encode(),
         ],
+        "calls": _answers(),
         "attn": [name.encode() for name in names] + [b"tactic:P=0.9,c=16", b"lfps@0-0+topk:k=9@1"],
     }
 
@@ -371,6 +435,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     f.__name__: f
     for f in (
         gguf, text, template, gbnf, regex, schema, session, cache, kv, html, document, http, attn,
+        calls,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pace import within
 
 from tamis.text.calls.syntax import gemma_arguments
+from tamis.text.calls.tape import Tape
 from tamis.text.chat_format import ChatFormat
 from tamis.text.chat_template import ChatTemplate
 from tamis.text.thinking import ThinkingBudget
@@ -397,6 +398,154 @@ def test_long_answers_take_time_in_proportion(name):
         deltas = [d for i in range(0, len(text), 4) for d in p.push(text[i : i + 4])]
         message = message_of([*deltas, *p.finish()])
     assert said(message) == said(long)
+
+
+HOSTILE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from("}]\"'<{\\"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab-", max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_hostile_arguments_come_back(name, data):
+    """Marks within values, every type of JSON, any character."""
+    template = chat(TEMPLATES[name])
+    marks = sorted(ChatFormat.of(ChatTemplate(template)).marks())
+    words = [*marks, *"{}[]'\"\\<>", "a b", "é🙂", "\n", " ", "null", "True", "42"]
+    # Spaces at its ends stay; what would go on with the call ends a text that nothing could tell.
+    parts = data.draw(st.lists(st.sampled_from(words), max_size=6))
+    arguments = {
+        "city": " see ".join(["x", *parts, "y"]),
+        "days": data.draw(st.integers()),
+        "options": {"a": data.draw(HOSTILE), "b": parts},
+    }
+    text = answer(template, {"content": "", "tool_calls": [call("get_weather", arguments)]})
+    for step in (1, 7, len(text)):
+        p = parser(template)
+        deltas = [d for i in range(0, len(text), step) for d in p.push(text[i : i + step])]
+        assert said(message_of([*deltas, *p.finish()]))[2] == [("get_weather", arguments)]
+
+
+CODER_CALL = (
+    "<tool_call>\n<function=stop>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
+)
+NOTES = {
+    "one": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "two": {"$ref": "#/$defs/text"},
+    "three": {"type": ["string", "null"]},
+    "four": {"enum": ["5", "six"]},
+    "five": {"type": "boolean"},
+    "six": {"type": "array"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("one", "42", "42"),
+        ("one", "true", "true"),
+        ("one", "null", None),
+        ("two", "007", "007"),
+        ("three", '{"a": 1}', '{"a": 1}'),
+        ("four", "5", "5"),
+        ("five", "True", True),
+        ("six", "['a', None]", ["a", None]),
+        ("strange", '{"a": [1]}', {"a": [1]}),
+        ("strange", "free text", "free text"),
+    ],
+)
+def test_arguments_have_the_types_of_their_schema(key, written, value):
+    parameters = {"properties": NOTES, "$defs": {"text": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "stop", "parameters": parameters}}]
+    text = CODER_CALL.replace("city", key).format(written)
+    found = said(parsed(chat(TEMPLATES["qwen coder"]), text, tools=tools))
+    assert found == ("", "", [("stop", {key: value})])
+    assert repr(found[2][0][1][key]) == repr(value)  # True is not 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("hermes", '<tool_call>{"name": "stop", "arguments": null}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "stop"}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "stop", "arguments": "{\\"days\\": 1}"}', {"days": 1}),
+        ("hermes", CODER_CALL.format("a"), {"city": "a"}),
+        ("qwen coder", '<tool_call>{"name": "stop", "arguments": {"days": 1}}', {"days": 1}),
+        ("qwen coder", CODER_CALL.replace("\n</parameter>", "").format("a"), {"city": "a"}),
+        ("kimi", '<|tool_call_section_begin|><|tool_call_begin|>stop:0{"days": 1}', {"days": 1}),
+        ("kimi", "<|tool_call_begin|>functions.stop:7<|tool_call_argument_begin|>{}", {}),
+        ("mistral", '[TOOL_CALLS][{"name": "stop", "arguments": {"days": 1}}]', {"days": 1}),
+        ("mistral list", '[TOOL_CALLS]stop[ARGS]{"days": 1}', {"days": 1}),
+        ("glm", "<tool_call>stop</tool_call>", {}),
+        ("deepseek", '<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{"days": 1}', {"days": 1}),
+    ],
+)
+def test_what_models_write_besides_their_templates_is_read(name, text, expected):
+    assert said(parsed(chat(TEMPLATES[name]), text)) == ("", "", [("stop", expected)])
+
+
+ONE = '{"name": "stop", "arguments": {"city": "x", "days": 1}}'
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen coder", "glm", "llama", "mistral"])
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        (ONE, 1),
+        (f"```json\n{ONE}\n```", 1),
+        (f"```\n{ONE}\n```\n", 1),
+        (f"[{ONE}, {ONE}]", 2),
+        (f"```json\n[{ONE}]", 1),
+        (f"Use this: {ONE}", 0),
+        (f"{ONE}\nis what I would call.", 0),
+        (f"```json\n{ONE}\n```\nDone.", 0),
+        (ONE.replace("stop", "other"), 0),
+        ('{"city": "x", "days": 1}', 0),
+        (f"[{ONE}", 0),
+    ],
+)
+def test_an_answer_that_is_a_call_is_one_without_marks(name, text, n):
+    message = parsed(chat(TEMPLATES[name]), text)
+    assert said(message)[2] == [("stop", {"city": "x", "days": 1})] * n
+    assert (message["content"] or "") == ("" if n else text)
+
+
+def test_untagged_arguments_fit_the_schema_of_their_tool():
+    wrong = ONE.replace('"days": 1', '"days": "soon"')
+    assert parsed(chat(TEMPLATES["hermes"]), wrong)["content"] == wrong
+
+
+@pytest.mark.parametrize("begun", ['{"na', '{"name": "st', '```json\n{"name": "stop"', " \n"])
+def test_no_more_is_held_back_than_it_takes_to_decide(begun):
+    p = parser(chat(TEMPLATES["hermes"]))
+    assert p.push(begun) == []
+    for other in ('{"a":', '{"name": "x"', "Hello", "```python", "[1"):
+        p = parser(chat(TEMPLATES["hermes"]))
+        assert message_of(p.push(other + "\n."))["content"], other
+
+
+def test_names_have_256_characters_at_the_most():
+    for n, is_call in ((256, True), (257, False)):
+        text = "<tool_call>\n<function=" + "f" * n + ">\n</function>\n</tool_call>"
+        assert bool(said(parsed(chat(TEMPLATES["qwen coder"]), text))[2]) is is_call
+        text = CODER_CALL.replace("city", "k" * n).format("a")
+        assert bool(said(parsed(chat(TEMPLATES["qwen coder"]), text))[2]) is is_call
+
+
+def test_text_up_to_a_mark_is_given_as_soon_as_it_is_sure():
+    tape, given = Tape(), []
+    steps = tape.upto(("</a>", "</a>b"), given.append)
+    for piece, expected in (("x<", "x"), ("/", "x"), ("b</a", "x</b"), (">", "x</b")):
+        tape.push(piece)
+        assert next(steps, "done") is None
+        assert "".join(given) == expected
+    tape.push("c")
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert (end.value.value, "".join(given)) == ("</a>", "x</b")
 
 
 FILL = (" ", "\n", "a", "{", "[", '"', "\\", "<", "a:", "<tool_call>", "</parameter>\n ")
