@@ -67,7 +67,7 @@ from tamis.engine.session_file import SessionFileError
 from tamis.fetch import registry as models
 from tamis.model.heads import POOLINGS
 from tamis.sampling.chain import Sampler
-from tamis.sampling.grammar import GrammarTokenizer
+from tamis.sampling.vocabulary import GrammarTokenizer
 from tamis.text.thinking import ThinkingBudget
 
 __all__ = [

@@ -33,7 +33,8 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.kv.unit_file import KVFile, KVFileError, Units
 from tamis.platform.private_files import write_whole
 from tamis.sampling.base import SamplerError
-from tamis.sampling.grammar import Bytes, Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+from tamis.sampling.grammar import Grammar, gbnf_grammar, json_grammar
+from tamis.sampling.vocabulary import Bytes, GrammarTokenizer
 from tamis.select.base import DECODE, PREFILL, SelectorShape
 from tamis.select.notation import methods, parse_method
 from tamis.summary import cache as summary_cache

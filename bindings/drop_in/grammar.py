@@ -1,17 +1,18 @@
 """LlamaGrammar: a grammar's text, compiled for a vocabulary when it is used."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
+from tamis.grammar.rules import CompiledGrammar
 from tamis.sampling.grammar import (
     Grammar,
-    GrammarTokenizer,
     compile_gbnf,
     compile_schema,
-    gbnf_grammar,
-    json_grammar,
+    tried,
 )
+from tamis.sampling.vocabulary import GrammarTokenizer
 
 JSON_GBNF = r"""
 root ::= object
@@ -64,13 +65,17 @@ class LlamaGrammar:
         return cls(_grammar=json_schema, _is_schema=True)
 
     def step(self, tokenizer: GrammarTokenizer) -> Grammar:
-        """The sampler's step. Raises SamplerError, ImportError."""
-        if self._is_schema:
-            return Grammar(json_grammar(json.loads(self._grammar)), tokenizer)
-        return Grammar(gbnf_grammar(self._grammar), tokenizer)
+        """The sampler's step; a warning names what of a schema is not enforced.
 
-    def compiled_here(self) -> str:
-        """Its text for llguidance, for a process that may crash: nothing is tried out before."""
+        Raises SamplerError, ImportError.
+        """
+        found = tried(self.compiled_here(tokenizer))
+        if found.left_out:
+            warnings.warn(f"the grammar does not enforce {', '.join(found.left_out)}", stacklevel=2)
+        return Grammar(found.text, tokenizer)
+
+    def compiled_here(self, tokenizer: GrammarTokenizer | None = None) -> CompiledGrammar:
+        """The grammar for llguidance, of a process that may crash: nothing is tried out before."""
         if self._is_schema:
             return compile_schema(json.loads(self._grammar))
-        return compile_gbnf(self._grammar)
+        return compile_gbnf(self._grammar, tokenizer)

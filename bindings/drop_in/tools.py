@@ -95,63 +95,21 @@ def forced(
 
 
 def call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON schema of a call of any of the tools; what theirs define stands at its root."""
-    definitions: dict[str, Any] = {}
+    """The JSON schema of a call of any of the tools; references in theirs lead into their own."""
     calls = []
     for i, tool in enumerate(tools):
         schema = tool["function"]["parameters"]
+        if isinstance(schema, Mapping):
+            schema = {"$id": f"tool:{i}"} | dict(schema)
         calls.append(
             {
                 "type": "object",
-                "properties": {
-                    "name": {"const": tool["function"]["name"]},
-                    "arguments": _hoisted(schema, f"tool{i}", definitions),
-                },
+                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": schema},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
         )
-    return {"anyOf": calls} | ({"$defs": definitions} if definitions else {})
-
-
-def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
-    """A schema without its own definitions, which go to `definitions` as PREFIX.NAME."""
-    if not isinstance(schema, Mapping):
-        return schema
-    found = dict(schema)
-    for key in ("$defs", "definitions"):
-        own = found.pop(key, None)
-        if isinstance(own, Mapping):
-            definitions |= {
-                f"{prefix}.{name}": _renamed(part, prefix) for name, part in own.items()
-            }
-    if _refers_to_itself(schema):
-        definitions[prefix] = _renamed(found, prefix)
-        return {"$ref": f"#/$defs/{prefix}"}
-    return _renamed(found, prefix)
-
-
-def _refers_to_itself(part: Any) -> bool:
-    if isinstance(part, Mapping):
-        return part.get("$ref") == "#" or any(map(_refers_to_itself, part.values()))
-    return isinstance(part, list) and any(map(_refers_to_itself, part))
-
-
-def _renamed(part: Any, prefix: str) -> Any:
-    """A part of a schema whose references lead to where `_hoisted` has put what they name."""
-    if isinstance(part, list):
-        return [_renamed(item, prefix) for item in part]
-    if not isinstance(part, Mapping):
-        return part
-    found = {key: _renamed(value, prefix) for key, value in part.items()}
-    reference = part.get("$ref")
-    if isinstance(reference, str):
-        for start in ("#/$defs/", "#/definitions/"):
-            if reference.startswith(start):
-                found["$ref"] = f"#/$defs/{prefix}.{reference.removeprefix(start)}"
-        if reference == "#":
-            found["$ref"] = f"#/$defs/{prefix}"
-    return found
+    return {"anyOf": calls}
 
 
 def plain_messages(

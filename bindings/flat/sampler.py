@@ -28,9 +28,10 @@ from tamis.bindings.flat.status import GGML_LOG_LEVEL_INFO, LLAMA_OK, invalid, r
 from tamis.sampling.base import Candidates, Step
 from tamis.sampling.choose import Dist, Greedy, Mirostat, MirostatV2
 from tamis.sampling.dry import Dry, breaker_sequences
-from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar
+from tamis.sampling.grammar import Grammar, gbnf_grammar
 from tamis.sampling.logits import DynaTemp, LogitBias, Penalties, Temp
 from tamis.sampling.truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
+from tamis.sampling.vocabulary import GrammarTokenizer
 
 
 class Sampler:
@@ -231,7 +232,8 @@ def llama_sampler_init_grammar(vocab: int, grammar_str: Any, grammar_root: Any) 
     if as_text(grammar_root, "grammar_root") != "root":
         invalid(f"grammar_root is {grammar_root!r}, expected root")
     tokenizer = GrammarTokenizer(engine.tokenizer, engine.hp.n_vocab)
-    return _new("grammar", Grammar(gbnf_grammar(as_text(grammar_str, "grammar_str")), tokenizer))
+    text = gbnf_grammar(as_text(grammar_str, "grammar_str"), tokenizer)
+    return _new("grammar", Grammar(text, tokenizer))
 
 
 @returns(0)

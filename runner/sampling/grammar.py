@@ -5,112 +5,82 @@ of tokens whose bytes can come next.
 """
 
 import functools
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from tamis.grammar.errors import GrammarError
+from tamis.grammar.gbnf.compiled import compiled_gbnf
+from tamis.grammar.probe import llguidance
+from tamis.grammar.rules import CompiledGrammar
+from tamis.grammar.schema.compiled import compiled_schema
 from tamis.platform.processes import child_environment
 from tamis.sampling.base import Candidates, SamplerError, Step
+from tamis.sampling.vocabulary import Bytes, GrammarTokenizer
 
-# llguidance's compiler recurses along chains of rules: 4 MiB of stack end at 1,500 of them. A text
-# of so few bytes has at most 700; a longer one is first compiled in a process of its own.
-_SAFE_BYTES = 4096
+# llguidance's compiler recurses along chains of rules: 4 MiB of stack end at 1,500 of them.
+# Grammars that go deeper than this, or are long, are first compiled in a process of their own.
+_SAFE_LEVELS, _SAFE_BYTES = 400, 200_000
 _TRIAL_STACK = 4 << 20  # half of what threads usually have
 _TRIAL_SECONDS, _TRIAL_BYTES = 30, 2 << 30
 # Between the marks of a JSON text. Without a limit, small models write nothing else for ever.
 _SPACE = r"[ \n\t]{0,16}"
 
 
-class Pieces(Protocol):
-    """What a grammar needs of a tokenizer."""
-
-    bos: int | None
-    eos: int | None
-    eog: frozenset[int]
-
-    def encode(self, text: str, *, add_special: bool = True, compose: bool = True) -> list[int]:
-        """Token ids of a text; without compose they spell it to the byte."""
-
-    def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        """The bytes of a token."""
-
-
-def _llguidance() -> ModuleType:
-    try:
-        import llguidance
-    except ImportError as e:
-        raise ImportError("grammars need llguidance: pip install 'tamis[grammar]'") from e
-    return llguidance
-
-
-class GrammarTokenizer:
-    """A vocabulary as llguidance reads it. Takes half a second for 150,000 tokens: keep it."""
-
-    def __init__(self, tokenizer: Pieces, n_vocab: int) -> None:
-        library, self.n_vocab = _llguidance(), n_vocab
-        self._tokenizer = tokenizer
-        if not tokenizer.eog:
-            raise SamplerError("the vocabulary has no token that ends a text: no grammar can end")
-        plain = [tokenizer.piece(i) for i in range(n_vocab)]
-        # Tokens without bytes of their own never continue a text.
-        self.special_token_ids = [i for i, piece in enumerate(plain) if not piece]
-        self.tokens = [
-            piece or b"\xff" + tokenizer.piece(i, special=True) for i, piece in enumerate(plain)
-        ]
-        eog = sorted(tokenizer.eog)
-        self.bos_token_id = tokenizer.bos
-        self.eos_token_id = tokenizer.eos if tokenizer.eos is not None else eog[0]
-        self.wrapped = library.LLTokenizer(
-            library.TokenizerWrapper(self), n_vocab=n_vocab, eos_token=eog
-        )
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Token ids of a text."""
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(text, add_special=False, compose=False)
-
-
 def json_grammar(schema: Any) -> str:
     """A JSON schema as text for llguidance. Raises SamplerError, ImportError.
 
     As llama.cpp reads schemas, an object with properties has no others unless the schema says so.
-    A long one is first compiled by another process, whose crash is a SamplerError here.
+    A large one is first compiled by another process, whose crash is a SamplerError here.
     """
-    _try_out("schema", _schema_text(schema))
-    return compile_schema(schema)
+    return tried(compile_schema(schema)).text
 
 
-def gbnf_grammar(text: str) -> str:
-    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises as json_grammar."""
-    _try_out("gbnf", text)
-    return compile_gbnf(text)
+def gbnf_grammar(text: str, tokenizer: GrammarTokenizer | None = None) -> str:
+    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises as json_grammar.
+
+    tokenizer: knows the tokens that the grammar names; without it only numbers of tokens are taken.
+    """
+    return tried(compile_gbnf(text, tokenizer)).text
 
 
-def _schema_text(schema: Any) -> str:
+def compile_schema(schema: Any) -> CompiledGrammar:
+    """As json_grammar, in this process however large it is; also what is not enforced."""
+    llguidance()
     try:
-        return json.dumps(_closed(schema))
-    except RecursionError:
-        raise SamplerError("JSON schema: nested too deeply, expected fewer levels") from None
+        return _checked(compiled_schema(schema, _SPACE))
+    except GrammarError as error:
+        raise SamplerError(str(error)) from None
+
+
+def compile_gbnf(text: str, tokenizer: GrammarTokenizer | None = None) -> CompiledGrammar:
+    """As gbnf_grammar, in this process however large it is."""
+    llguidance()
+    try:
+        return _checked(compiled_gbnf(text, tokenizer))
+    except GrammarError as error:
+        raise SamplerError(str(error)) from None
+
+
+def tried(grammar: CompiledGrammar) -> CompiledGrammar:
+    """The grammar again, after a trial where it is large. Raises SamplerError."""
+    if grammar.n_level > _SAFE_LEVELS or len(grammar.text) > _SAFE_BYTES:
+        _try_out(grammar.text)
+    return grammar
 
 
 @functools.lru_cache(maxsize=16)
-def _try_out(kind: str, text: str) -> None:
-    """Compile a long text in a process with half of this one's stack. Raises SamplerError."""
-    _llguidance()  # ImportError here, not a failure there
-    data = text.encode("utf-8", "surrogatepass")
-    if len(data) <= _SAFE_BYTES:
-        return
+def _try_out(text: str) -> None:
+    """Compile a grammar in a process with half of this one's stack. Raises SamplerError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "tamis.sampling.grammar", kind],
+            [sys.executable, "-P", "-m", "tamis.sampling.grammar"],
             cwd="/",
             env=child_environment({}),
-            input=data,
+            input=text.encode(),
             capture_output=True,
             timeout=2 * _TRIAL_SECONDS,
             check=False,
@@ -120,53 +90,16 @@ def _try_out(kind: str, text: str) -> None:
     if done.returncode < 0:
         raise SamplerError(
             f"grammar: compiling it ends a process by signal {-done.returncode}: it is too deep, "
-            "or takes too much time; expected fewer rules or $refs that lead to each other"
+            "or takes too much time; expected fewer rules that lead to each other"
         )
     if done.returncode:
         raise SamplerError(done.stdout.decode("utf-8", "replace") or "grammar: cannot be compiled")
 
 
-def compile_schema(schema: Any) -> str:
-    """As json_grammar, in this process whatever its length."""
-    text = _schema_text(schema)
-    overrides: Any = {"whitespace_pattern": _SPACE}
-    try:
-        found = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=overrides)
-    except ValueError as e:
-        raise SamplerError(f"JSON schema: {e}") from e
-    return _checked(found)
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have the properties named in it; parts of an allOf stay open."""
-    if not isinstance(schema, Mapping):
-        return schema
-    found = dict(schema)
-    for key in ("properties", "patternProperties", "$defs", "definitions"):
-        if isinstance(found.get(key), Mapping):
-            found[key] = {name: _closed(part) for name, part in found[key].items()}
-    for key in ("items", "additionalProperties"):
-        found |= {key: _closed(found[key])} if key in found else {}
-    for key in ("anyOf", "oneOf", "prefixItems"):
-        if isinstance(found.get(key), list):
-            found[key] = [_closed(part) for part in found[key]]
-    if "properties" in found and "allOf" not in found:
-        found.setdefault("additionalProperties", False)
-    return found
-
-
-def compile_gbnf(text: str) -> str:
-    """As gbnf_grammar, in this process whatever its length."""
-    library = _llguidance()
-    try:
-        found = library.grammar_from("gbnf", text)
-    except Exception as e:  # its parser raises whatever a wrong text runs into
-        raise SamplerError(f"grammar: {e}") from e
-    return _checked(found)
-
-
-def _checked(grammar: str) -> str:
-    wrong, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
+def _checked(grammar: CompiledGrammar) -> CompiledGrammar:
+    if grammar.n_level > _SAFE_LEVELS:  # the trial does it
+        return grammar
+    wrong, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar.text)
     if wrong:
         raise SamplerError(f"grammar: {messages[0].splitlines()[0]}")
     return grammar
@@ -185,7 +118,7 @@ class Grammar(Step):
     """Keeps the tokens that can come next; where the text may end, those that end it too."""
 
     def __init__(self, grammar: str, tokenizer: GrammarTokenizer) -> None:
-        matcher = _llguidance().LLMatcher(tokenizer.wrapped, grammar, log_level=0)
+        matcher = llguidance().LLMatcher(tokenizer.wrapped, grammar, log_level=0)
         if matcher.is_error():
             raise SamplerError(f"grammar: {matcher.get_error().splitlines()[0]}")
         self._matcher, self._n_vocab = matcher, tokenizer.n_vocab
@@ -247,8 +180,8 @@ class Grammar(Step):
             self.accept(int(token_id))
 
 
-def _trial(kind: str) -> int:
-    """The trial of a text: standard input, compiled under limits; 0 where it can be used."""
+def _trial() -> int:
+    """The trial of a grammar: standard input, compiled under limits; 0 where it can be used."""
     from tamis.platform.limits import limit, lower
 
     limit("core", 0)
@@ -256,32 +189,13 @@ def _trial(kind: str) -> int:
     limit("cpu", _TRIAL_SECONDS + 1)
     lower("cpu", _TRIAL_SECONDS)
     limit("memory", _TRIAL_BYTES)
-    text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     try:
-        grammar = compile_schema(json.loads(text)) if kind == "schema" else compile_gbnf(text)
-        Grammar(grammar, GrammarTokenizer(Bytes(), Bytes.n_vocab)).mask()
+        Grammar(sys.stdin.buffer.read().decode(), GrammarTokenizer(Bytes(), Bytes.n_vocab)).mask()
     except SamplerError as error:
         sys.stdout.write(str(error))
         return 1
     return 0
 
 
-class Bytes:
-    """A vocabulary of the 256 bytes and an end, for trials."""
-
-    n_vocab = 257
-    bos: int | None = None
-    eos: int | None = 256
-    eog = frozenset([256])
-
-    def encode(self, text: str, *, add_special: bool = True, compose: bool = True) -> list[int]:
-        """The bytes of a text."""
-        return list(text.encode())
-
-    def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        """A byte; of the end nothing, unless special."""
-        return bytes([token_id]) if token_id < 256 else b"<end>" * special
-
-
 if __name__ == "__main__":
-    sys.exit(_trial(sys.argv[1]))
+    sys.exit(_trial())

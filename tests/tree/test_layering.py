@@ -41,6 +41,8 @@ tamis.graph
 tamis.graph.mixers
 tamis.arch
 tamis.text.calls
+tamis.grammar
+tamis.grammar.schema  tamis.grammar.gbnf
 tamis.text  tamis.sampling  tamis.fetch
 tamis.engine
 tamis.bindings.flat
@@ -62,7 +64,13 @@ LAYERS = {
 }
 EMPTY = {"tamis.jit_kernels", "tamis.jit_kernels.cpu"}  # packages of nothing but packages
 # Text, sampling and the downloads of models are independent of tensors.
-WITHOUT_TENSORS = {"tamis.text", "tamis.text.calls", "tamis.sampling", "tamis.fetch"}
+WITHOUT_TENSORS = {
+    "tamis.text",
+    "tamis.text.calls",
+    "tamis.sampling",
+    "tamis.fetch",
+    "tamis.grammar",
+}
 _BELOW = ("jit_kernels", "arch", "model", "kv", "select", "graph")
 TENSORS = {f"tamis.{folder}" for folder in _BELOW}
 # What methods may share: the contract, and how compositions are written down.

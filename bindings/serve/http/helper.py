@@ -19,7 +19,7 @@ import sys
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError, invalid
-from tamis.bindings.serve.requests import Limits, Reader
+from tamis.bindings.serve.requests import MOST_IGNORED, Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
@@ -27,7 +27,8 @@ from tamis.platform.limits import allow_cpu, limit, most_open_files
 from tamis.platform.memory import held_bytes
 from tamis.platform.processes import drop_privileges, start_fork
 from tamis.sampling.base import SamplerError
-from tamis.sampling.grammar import Grammar, GrammarTokenizer
+from tamis.sampling.grammar import Grammar
+from tamis.sampling.vocabulary import GrammarTokenizer
 
 STACK = 4 << 20
 KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
@@ -189,19 +190,24 @@ class _Child:
         if not isinstance(found, Task):
             return json.dumps(found).encode()
         if found.grammar is not None:
-            self._compile(found.grammar, len(found.requests))
+            left_out = self._compile(found.grammar, len(found.requests))
+            names = (*found.ignored, *(f"schema{place}" for place in left_out))
+            found = found._replace(ignored=names[:MOST_IGNORED])
         return to_json(found)
 
-    def _compile(self, grammar: LlamaGrammar, n_choice: int) -> None:
+    def _compile(self, grammar: LlamaGrammar, n_choice: int) -> tuple[str, ...]:
+        """Begin to follow a grammar; the parts of a schema that it does not enforce."""
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
         (_, before), self._n_choice = held_bytes(), n_choice
-        self._grammar = Grammar(grammar.compiled_here(), self._grammars)
+        compiled = grammar.compiled_here(self._grammars)
+        self._grammar = Grammar(compiled.text, self._grammars)
         self._grammar.mask()
         copies = self._copies(self._grammar)
         if held_bytes()[1] - before > KEPT_BYTES:
             raise invalid(f"the grammar takes more than {KEPT_BYTES >> 20} MiB: make it smaller")
         del copies
+        return compiled.left_out
 
     def _copies(self, grammar: Grammar) -> list[Grammar]:
         return [copy.deepcopy(grammar) for _ in range(self._n_choice)]

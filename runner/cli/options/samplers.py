@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
+from tamis.cli.terminal import note
 
 
 class Flag(NamedTuple):
@@ -176,15 +177,22 @@ def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
     if schema is None and text is None:
         return None
     from tamis.sampling.chain import SamplerError
-    from tamis.sampling.grammar import Grammar, GrammarTokenizer, gbnf_grammar, json_grammar
+    from tamis.sampling.grammar import Grammar, compile_gbnf, compile_schema, tried
+    from tamis.sampling.vocabulary import GrammarTokenizer
 
+    tokenizer = GrammarTokenizer(engine.tokenizer, engine.hp.n_vocab)
     try:
-        compiled = gbnf_grammar(text) if schema is None else json_grammar(json.loads(schema))
+        if schema is None:
+            found = tried(compile_gbnf(text, tokenizer))
+        else:
+            found = tried(compile_schema(json.loads(schema)))
     except json.JSONDecodeError as error:
         raise UsageError(f"the JSON schema is no JSON: {error}") from error
     except SamplerError as error:
         raise UsageError(str(error)) from error
-    return Grammar(compiled, GrammarTokenizer(engine.tokenizer, engine.hp.n_vocab))
+    if found.left_out:
+        note(f"the answer's form does not enforce {', '.join(found.left_out)}")
+    return Grammar(found.text, tokenizer)
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,132 @@
+"""A context-free grammar as a graph: only what can be finished is written, as llguidance's Lark."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class CompiledGrammar(NamedTuple):
+    """A grammar for llguidance, how far its rules lead to each other, and what is not enforced.
+
+    What is not are JSON Pointers to keywords of a schema.
+    """
+
+    text: str
+    n_level: int = 1
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Rule:
+    """Alternatives, each a row of symbols."""
+
+    about: object = None  # what it was made for
+    rows: "list[list[str | Rule | Times]]" = field(default_factory=list)
+
+    def add(self, *row: "str | Rule | Times") -> "Rule":
+        """One more alternative."""
+        self.rows.append(list(row))
+        return self
+
+
+class Times(NamedTuple):
+    """A rule again and again; most None: without end."""
+
+    rule: Rule
+    least: int
+    most: int | None
+
+
+def finished(start: Rule) -> set[Rule]:
+    """The rules below one that some text ends."""
+    found: set[Rule] = set()
+    waiting: dict[Rule, list[tuple[Rule, list[int]]]] = {}
+    ready = []
+    for rule in reachable(start):
+        for row in rule.rows:
+            needs = {need for symbol in row if (need := _needed(symbol)) is not None}
+            left = [len(needs)]
+            for need in needs:
+                waiting.setdefault(need, []).append((rule, left))
+            if not needs:
+                ready.append(rule)
+    while ready:
+        rule = ready.pop()
+        if rule in found:
+            continue
+        found.add(rule)
+        for other, left in waiting.get(rule, ()):
+            left[0] -= 1
+            if not left[0]:
+                ready.append(other)
+    return found
+
+
+def reachable(start: Rule, among: set[Rule] | None = None) -> list[Rule]:
+    """A rule and all below it, the first ones first."""
+    found, left = {start: None}, [start]
+    while left:
+        for below in _below(left.pop()):
+            if below not in found and (among is None or below in among):
+                found[below] = None
+                left.append(below)
+    return list(found)
+
+
+def levels(start: Rule, alive: set[Rule]) -> int:
+    """How deep a walk of the rules goes that enters each rule once, the first ones first."""
+    entered, most = {start}, 0
+    left = [iter(_below(start))]
+    while left:
+        most = max(most, len(left))
+        for rule in left[-1]:
+            if rule in alive and rule not in entered:
+                entered.add(rule)
+                left.append(iter(_below(rule)))
+                break
+        else:
+            left.pop()
+    return most
+
+
+def _below(rule: Rule) -> list[Rule]:
+    found = []
+    for row in rule.rows:
+        for symbol in row:
+            below = symbol.rule if isinstance(symbol, Times) else symbol
+            if isinstance(below, Rule):
+                found.append(below)
+    return found
+
+
+def _needed(symbol: "str | Rule | Times") -> Rule | None:
+    if isinstance(symbol, Times):
+        return symbol.rule if symbol.least else None
+    return symbol if isinstance(symbol, Rule) else None
+
+
+def written(start: Rule, alive: set[Rule]) -> list[str]:
+    """The lines of a grammar whose start is alive."""
+    names = {rule: f"r{i}" for i, rule in enumerate(reachable(start, alive))}
+    names[start] = "start"
+    lines = []
+    for rule, name in names.items():
+        rows = [_row(row, names) for row in rule.rows if _alive(row, alive)]
+        lines.append(f"{name}: {' | '.join(dict.fromkeys(rows))}")
+    return lines
+
+
+def _alive(row: "list[str | Rule | Times]", alive: set[Rule]) -> bool:
+    return all(need is None or need in alive for need in map(_needed, row))
+
+
+def _row(row: "list[str | Rule | Times]", names: dict[Rule, str]) -> str:
+    found = []
+    for symbol in row:
+        if isinstance(symbol, str):
+            found.append(symbol)
+        elif isinstance(symbol, Rule):
+            found.append(names[symbol])
+        elif symbol.rule in names:
+            most = "" if symbol.most is None else symbol.most
+            found.append(f"{names[symbol.rule]}{{{symbol.least},{most}}}")
+    return " ".join(found) or '""'

@@ -1,0 +1,321 @@
+"""What values a schema allows: for every type of JSON some alternatives, each a record of limits.
+
+Parts of a value are named by what must hold of them, a `Conj`: some places of the schema, wanted or
+not. They are read only when they are written, so that schemas may refer to themselves.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil, floor, gcd
+from typing import Any, TypeVar
+
+from tamis.grammar.schema.places import Place
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+ALL = 1 << 62  # as a number of items: every one
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What must hold, or must not: a place of the schema, or one of some conjunctions."""
+
+    place: Place
+    wanted: bool = True
+    scope: tuple[str, ...] = ()
+    either: "tuple[Conj, ...] | None" = None
+
+
+Conj = tuple[Term, ...]
+NEVER: Conj = (Term(Place("#", False, ""), either=()),)
+
+
+def both(*some: Conj) -> Conj:
+    """All that some conjunctions ask for."""
+    return tuple(dict.fromkeys(term for conj in some for term in conj))
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of null and the booleans: those that are left."""
+
+    values: tuple[bool | None, ...]
+    named: bool = False  # its type is named by the schema
+
+    def meet(self, other: "Constants") -> "Constants | None":
+        """What both allow, None where that is nothing."""
+        values = tuple(value for value in self.values if value in other.values)
+        return Constants(values, self.named or other.named) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A range of numbers; open ends do not belong to it."""
+
+    low: Fraction | None = None
+    low_open: bool = False
+    high: Fraction | None = None
+    high_open: bool = False
+    whole: bool | None = None  # False: with a fraction
+    multiple: Fraction | None = None
+    named: bool = False
+
+    def meet(self, other: "Numbers") -> "Numbers | None":
+        """What both allow, None where that is nothing."""
+        low, low_open = _higher(self, other)
+        high, high_open = _lower(self, other)
+        if None not in (self.whole, other.whole) and self.whole != other.whole:
+            return None
+        whole = other.whole if self.whole is None else self.whole
+        multiple = _common_multiple(self.multiple, other.multiple)
+        named = self.named or other.named
+        return Numbers(low, low_open, high, high_open, whole, multiple, named).checked()
+
+    def checked(self) -> "Numbers | None":
+        """These, with whole ends where they are whole; None where there are none."""
+        low, high, found = self.low, self.high, self
+        if self.whole:
+            if low is not None:
+                low = Fraction(floor(low) + 1 if self.low_open else ceil(low))
+            if high is not None:
+                high = Fraction(ceil(high) - 1 if self.high_open else floor(high))
+            found = replace(self, low=low, high=high, low_open=False, high_open=False)
+        if low is None or high is None:
+            return found
+        if low > high or (low == high and (found.low_open or found.high_open)):
+            return None
+        if low == high:
+            if self.multiple is not None and (low / self.multiple).denominator != 1:
+                return None
+            if self.whole is not None and self.whole != (low.denominator == 1):
+                return None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Of a string: a pattern, a format, or the one value, that it has or has not."""
+
+    kind: str
+    text: str
+    wanted: bool = True
+    place: Place | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Strings of some lengths, which pass tests; values: only these."""
+
+    low: int = 0
+    high: int | None = None
+    tests: tuple[Test, ...] = ()
+    values: tuple[str, ...] | None = None
+    named: bool = False
+
+    def meet(self, other: "Strings") -> "Strings | None":
+        """What both allow, None where that is nothing."""
+        low, high = max(self.low, other.low), _least(self.high, other.high)
+        tests = tuple(dict.fromkeys(self.tests + other.tests))
+        values = other.values if self.values is None else self.values
+        if values is not None:
+            values = tuple(
+                value
+                for value in values
+                if (self.values is None or other.values is None or value in other.values)
+                and low <= len(value) <= (ALL if high is None else high)
+                and Test("value", value, False) not in tests
+            )
+        if values == () or (high is not None and low > high):
+            return None
+        return Strings(low, high, tests, values, self.named or other.named)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many items are like something: `contains` and its limits."""
+
+    like: Conj
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Arrays; layers: of the first items one by one and of the rest, all of which hold."""
+
+    layers: tuple[tuple[tuple[Conj, ...], Conj], ...] = ()
+    low: int = 0
+    high: int | None = None
+    counts: tuple[Count, ...] = ()
+    unique: Place | None = None  # who asks for it
+    seen: int = 0  # the first items that something has looked at
+    seen_like: tuple[Conj, ...] = ()
+    declared: bool = False
+    named: bool = False
+
+    def meet(self, other: "Arrays") -> "Arrays | None":
+        """What both allow, None where lengths leave nothing."""
+        low, high = max(self.low, other.low), _least(self.high, other.high)
+        if high is not None and low > high:
+            return None
+        return Arrays(
+            tuple(dict.fromkeys(self.layers + other.layers)),
+            low,
+            high,
+            tuple(dict.fromkeys(self.counts + other.counts)),
+            self.unique or other.unique,
+            max(self.seen, other.seen),
+            tuple(dict.fromkeys(self.seen_like + other.seen_like)),
+            self.declared or other.declared,
+            self.named or other.named,
+        )
+
+    def item(self, i: int) -> Conj:
+        """What must hold of item i."""
+        return both(*(first[i] if i < len(first) else rest for first, rest in self.layers))
+
+    @property
+    def n_first(self) -> int:
+        """The items before those that are alike."""
+        return max((len(first) for first, _ in self.layers), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one schema says of properties: by name, by pattern, of those that are left."""
+
+    names: tuple[tuple[str, Conj], ...] = ()
+    patterns: tuple[tuple[str, Conj], ...] = ()
+    rest: Conj = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The properties that something has looked at."""
+
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[str] = frozenset()
+    all: bool = False
+
+    def __or__(self, other: "Seen") -> "Seen":
+        names, patterns = self.names | other.names, self.patterns | other.patterns
+        return Seen(names, patterns, self.all or other.all)
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Objects; layers: all of them hold. declared: some schema lists properties."""
+
+    layers: tuple[Layer, ...] = ()
+    required: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    keys: Conj = ()  # of each name
+    sized: Place | None = field(default=None, compare=False)  # who limits their number
+    seen: Seen = Seen()
+    declared: bool = False
+    opened: bool = False  # it says itself which other properties there are
+    named: bool = False
+
+    def meet(self, other: "Objects") -> "Objects | None":
+        """What both allow, None where numbers of properties leave nothing."""
+        low, high = max(self.low, other.low), _least(self.high, other.high)
+        required = tuple(dict.fromkeys(self.required + other.required))
+        if high is not None and max(low, len(required)) > high:
+            return None
+        return Objects(
+            tuple(dict.fromkeys(self.layers + other.layers)),
+            required,
+            low,
+            high,
+            both(self.keys, other.keys),
+            self.sized or other.sized,
+            self.seen | other.seen,
+            self.declared or other.declared,
+            self.opened or other.opened,
+            self.named or other.named,
+        )
+
+
+Form = Constants | Numbers | Strings | Arrays | Objects
+F = TypeVar("F", Constants, Numbers, Strings, Arrays, Objects)
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """The alternatives of each type of JSON; none: no value of that type."""
+
+    null: tuple[Constants, ...] = ()
+    boolean: tuple[Constants, ...] = ()
+    number: tuple[Numbers, ...] = ()
+    string: tuple[Strings, ...] = ()
+    array: tuple[Arrays, ...] = ()
+    object: tuple[Objects, ...] = ()
+
+    def of(self, kind: str) -> tuple[Any, ...]:
+        """The alternatives of a type."""
+        found: tuple[Any, ...] = getattr(self, kind)
+        return found
+
+    @property
+    def n(self) -> int:
+        """The number of alternatives."""
+        return sum(len(self.of(kind)) for kind in TYPES)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are none."""
+        return not self.n
+
+    def only(self, kinds: Iterable[str]) -> "Forms":
+        """Those of some types."""
+        kinds = set(kinds)
+        return Forms(**{kind: self.of(kind) for kind in TYPES if kind in kinds})
+
+
+EVERY = Forms(
+    null=(Constants((None,)),),
+    boolean=(Constants((False, True)),),
+    number=(Numbers(),),
+    string=(Strings(),),
+    array=(Arrays(),),
+    object=(Objects(),),
+)
+NOTHING = Forms()
+
+
+def union(some: Iterable[Forms]) -> Forms:
+    """What any of them allows."""
+    every = list(some)
+    return Forms(
+        **{kind: tuple(dict.fromkeys(f for one in every for f in one.of(kind))) for kind in TYPES}
+    )
+
+
+def product(a: Sequence[F], b: Sequence[F]) -> tuple[F, ...]:
+    """What one of each allows together."""
+    pairs = (x.meet(y) for x in a for y in b)
+    return tuple(dict.fromkeys(found for found in pairs if found is not None))
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _higher(a: Numbers, b: Numbers) -> tuple[Fraction | None, bool]:
+    if a.low is None or (b.low is not None and b.low > a.low):
+        return b.low, b.low_open
+    return a.low, a.low_open or (b.low == a.low and b.low_open)
+
+
+def _lower(a: Numbers, b: Numbers) -> tuple[Fraction | None, bool]:
+    if a.high is None or (b.high is not None and b.high < a.high):
+        return b.high, b.high_open
+    return a.high, a.high_open or (b.high == a.high and b.high_open)
+
+
+def _common_multiple(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    if a is None or b is None:
+        return b if a is None else a
+    top = a.numerator * b.numerator // gcd(a.numerator, b.numerator)
+    return Fraction(top, gcd(a.denominator, b.denominator))

@@ -1,0 +1,266 @@
+"""JSON schemas as grammars: what each keyword allows, alone and together with others."""
+
+import json
+import time
+
+import pytest
+from grammars import fits, matcher, written
+
+pytest.importorskip("llguidance")
+
+from tamis.sampling.base import SamplerError
+from tamis.sampling.grammar import compile_schema
+
+INT, TEXT = {"type": "integer"}, {"type": "string"}
+
+
+def obj(*required, **properties):
+    return {"type": "object", "properties": properties, "required": list(required or properties)}
+
+
+TAGGED = [obj(kind={"const": name}, **{name: INT}) for name in "ab"]
+ACCEPTED = [  # schema, texts that it allows, texts that it does not
+    ({"allOf": [obj(a=INT), obj(b=INT)]}, ['{"a":1,"b":2}'], ['{"a":1}', '{"b":2,"a":1}']),
+    (
+        {**obj(c=INT), "allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": obj(a=INT)}},
+        ['{"c":1,"a":1}'],
+        ['{"c":1}', '{"c":1,"a":1,"d":1}'],
+    ),
+    (
+        {**obj(a=INT), "anyOf": [obj(b=INT), obj(c=TEXT)]},
+        ['{"a":1,"b":1}', '{"a":1,"c":""}'],
+        ['{"a":1}', '{"a":1,"b":""}'],
+    ),
+    (
+        {"$ref": "#/$defs/A", "required": ["b"], "$defs": {"A": {"properties": {"a": INT}}}},
+        ['{"a":1,"b":[]}', '{"b":0}'],
+        ['{"a":1}', "1"],
+    ),
+    ({**obj(a=INT), "required": ["a", "x"]}, ['{"a":1,"x":null}'], ['{"a":1}']),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^x"}, "additionalProperties": INT},
+        ['{"xa":1}', "{}"],
+        ['{"a":1}', '{"xa":""}'],
+    ),
+    (
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": INT},
+        ['{"a":1}', '{"a":1,"b":2}', "{}"],
+        ['{"c":1}', '{"a":1,"a":1}'],
+    ),
+    (
+        {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 1},
+        ['["b","a"]', '["a"]'],
+        ['["a","a"]', "[]"],
+    ),
+    ({"type": "array", "items": INT, "contains": {"const": 7}}, ["[7]", "[1,7,2]"], ["[]", "[1]"]),
+    (
+        {
+            "type": "array",
+            "items": INT,
+            "contains": {"const": 7},
+            "minContains": 0,
+            "maxContains": 1,
+        },
+        ["[]", "[1,7]"],
+        ["[7,1,7]"],
+    ),
+    ({"not": {"type": ["string", "null"]}}, ["1", "[]", "true"], ['""', "null"]),
+    ({"type": "string", "not": {"enum": ["a", "b"]}}, ['"c"', '"ab"'], ['"a"']),
+    ({"type": "integer", "not": {"minimum": 3, "maximum": 5}}, ["2", "6", "-9"], ["3", "4", "5"]),
+    (
+        {**obj(a=INT), "not": {"required": ["b"]}, "additionalProperties": INT},
+        ['{"a":1,"c":1}'],
+        ['{"a":1,"b":1}'],
+    ),
+    (
+        {"oneOf": [{"type": "number", "multipleOf": 1}, {"type": "number", "minimum": 2}]},
+        ["1", "2.5"],
+        [],
+    ),
+    (
+        {"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]},
+        ["2", "6"],
+        ["3", "4", "5"],
+    ),
+    ({"oneOf": TAGGED}, ['{"kind":"a","a":1}', '{"kind":"b","b":1}'], ['{"kind":"a","b":1}']),
+    (
+        {
+            **obj("k", k={"enum": [1, 2]}, v=TEXT),
+            "if": {"properties": {"k": {"const": 1}}},
+            "then": {"required": ["v"]},
+            "else": {"properties": {"v": False}},
+        },
+        ['{"k":1,"v":""}', '{"k":2}'],
+        ['{"k":1}', '{"k":2,"v":""}'],
+    ),
+    (
+        {**obj("a", a=INT, b=INT, c=INT), "dependentRequired": {"b": ["c"]}},
+        ['{"a":1}', '{"a":1,"b":1,"c":1}', '{"a":1,"c":1}'],
+        ['{"a":1,"b":1}'],
+    ),
+    (
+        {
+            **obj("a", a=INT),
+            "dependentSchemas": {"a": {"properties": {"b": TEXT}, "required": ["b"]}},
+        },
+        ['{"a":1,"b":""}'],
+        ['{"a":1}', '{"a":1,"b":1}'],
+    ),
+    (
+        {
+            "allOf": [{"properties": {"a": INT}}],
+            "properties": {"b": INT},
+            "type": "object",
+            "unevaluatedProperties": False,
+        },
+        ['{"b":1}', '{"a":1,"b":1}'],
+        ['{"b":1,"c":1}'],
+    ),
+    ({"prefixItems": [INT], "unevaluatedItems": TEXT}, ['[1,""]', "[]"], ["[1,1]"]),
+    ({"prefixItems": [INT, TEXT], "items": False, "minItems": 2}, ['[1,""]'], ["[1]", '[1,"",1]']),
+    (True, ["1", "{}"], ["{"]),
+    (
+        {**obj(), "minProperties": 1, "properties": {"a": INT, "b": INT}, "required": []},
+        ['{"a":1}', '{"b":1}', '{"a":1,"b":1}'],
+        ["{}"],
+    ),
+    (
+        {**obj(), "maxProperties": 1, "properties": {"a": INT, "b": INT}, "required": []},
+        ['{"a":1}', "{}"],
+        ['{"a":1,"b":1}'],
+    ),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^a": INT, "z$": TEXT},
+            "additionalProperties": False,
+        },
+        ['{"ab":1,"bz":""}'],
+        ['{"az":1}', '{"az":""}', '{"c":1}'],
+    ),
+    (
+        {"type": "integer", "minimum": -(10**30), "maximum": 10**25},
+        [str(10**25)],
+        [str(10**25 + 1)],
+    ),
+    ({"type": "number", "exclusiveMinimum": 1.1}, ["1.2"], ["1.1", "1"]),
+    ({"type": "integer", "multipleOf": 7, "minimum": 8}, ["14", "21"], ["7", "15"]),
+    ({"const": {"a": [1, "x"]}}, ['{"a":[1,"x"]}'], ['{"a":[1]}', "{}"]),
+    ({"enum": [1, "1", None, [1]]}, ["1", '"1"', "null", "[1]"], ["2", "[2]"]),
+    (
+        {
+            "$ref": "#tree",
+            "$defs": {"T": {"$anchor": "tree", "properties": {"up": {"$ref": "#tree"}}}},
+        },
+        ['{"up":{"up":{}}}', "{}"],
+        ['{"up":1}'],
+    ),
+    (
+        {"$id": "http://x.y/r", "$ref": "part", "$defs": {"p": {"$id": "part", **INT}}},
+        ["1"],
+        ['""'],
+    ),
+    (
+        {"type": "object", "properties": {"a": INT}, "additionalProperties": TEXT},
+        ['{"a":1,"b":""}'],
+        ['{"a":""}', '{"\\u0061":""}'],
+    ),
+    ({"items": [INT, TEXT], "additionalItems": False}, ['[1,""]'], ['["",1]', '[1,"",1]']),
+    (
+        {"type": "string", "pattern": "^(?=.*[A-Z])(?!.*x).{3,}$"},
+        ['"abC"'],
+        ['"abc"', '"xAb"', '"A"'],
+    ),
+    ({"type": "string", "pattern": r"^a\/\d{2,}[\w\-]$"}, ['"a/12b"', '"a/12-"'], ['"a/1b"']),
+    ({"type": "string", "pattern": '^"\\\\$'}, ['"\\"\\\\"'], ['"x"']),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"é😀\\n"'], ['"a"', '"abcd"']),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"0000-01-01"']),
+    ({"type": "string", "format": "uuid4"}, ['"x"'], ["1"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "yes", "no"), ACCEPTED, ids=lambda v: json.dumps(v)[:60])
+def test_a_schema_allows_what_it_says_and_nothing_else(schema, yes, no):
+    found = matcher(compile_schema(schema).text)
+    assert [text for text in yes if not fits(found, text)] == []
+    assert [text for text in no if fits(found, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (obj(a={"type": "string", "minLength": 3, "maxLength": 2}), "#/properties/a"),
+        ({"allOf": [obj(a=INT), obj(a=TEXT)]}, "#/allOf/0/properties/a"),
+        (obj(t={"$ref": "#"}), "#/properties/t"),
+        (obj(a={"type": "string", "pattern": "^a$", "minLength": 2}), "#/properties/a"),
+        (obj(a={"$ref": "#/$defs/B"}), "#/properties/a"),
+        (obj(a={"type": "strange"}), "#/properties/a"),
+        (obj(a={"type": "string", "pattern": "("}), "#/properties/a"),
+        (obj(a={"items": 3}), "#/properties/a/items"),
+        ({"allOf": [{"$ref": "#/allOf/1"}, {"$ref": "#/allOf/0"}]}, "#/allOf"),
+        (obj(a={"minimum": "1"}), "#/properties/a"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_the_place(schema, place):
+    with pytest.raises(SamplerError, match="JSON schema") as error:
+        compile_schema(schema)
+    assert place in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out", "text"),
+    [
+        ({"type": "array", "items": TEXT, "uniqueItems": True}, "#/uniqueItems", '["a"]'),
+        (obj(a={"type": "string", "pattern": r"(a)\1"}), "#/properties/a/pattern", '{"a":"x"}'),
+        ({"not": {"type": "integer", "multipleOf": 2}}, "#/not", "1"),
+        ({"type": "string", "format": "iri"}, "#/format", '"x"'),
+    ],
+)
+def test_what_is_not_enforced_is_named(schema, left_out, text):
+    found = compile_schema(schema)
+    assert found.left_out == (left_out,)
+    assert fits(matcher(found.text), text)
+
+
+def wide(n):
+    return {"allOf": [{"anyOf": [obj(**{f"a{i}": INT}), obj(**{f"b{i}": INT})]} for i in range(n)]}
+
+
+def cycle(n):
+    links = {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % n}"} for i in range(n)}
+    return {"$ref": "#/$defs/d0", "$defs": links}
+
+
+def nested(n, key):
+    found: dict = {"type": "integer"}
+    for _ in range(n):
+        found = {key: [found, found]} if key == "allOf" else {key: found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (wide(24), "alternatives"),
+        (cycle(5000), "refers to itself"),
+        (nested(150, "not"), "combined"),
+        (nested(900, "items"), "nested too deeply"),
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself"),
+        ({"prefixItems": [INT] * 5000}, "prefixItems"),
+    ],
+    ids=["product", "cycle", "not", "items", "itself", "prefix"],
+)
+def test_hostile_schemas_are_refused_soon_with_the_reason(schema, why):
+    start = time.process_time()
+    with pytest.raises(SamplerError, match=why):
+        compile_schema(schema)
+    assert time.process_time() - start < 20  # a second, where others do not run beside it
+
+
+def test_random_texts_of_a_schema_are_its_instances():
+    for schema in ({"oneOf": TAGGED}, {**obj(a=TEXT, b={"type": "array", "items": INT})}):
+        found = matcher(compile_schema(schema).text)
+        texts = [written(found, seed) for seed in range(10)]
+        values = [json.loads(text) for text in texts if text is not None]
+        assert values
+        assert all(isinstance(value, dict) and len(value) == 2 for value in values)
