@@ -4,5 +4,5 @@ from tamis.model.arch import Arch
 
 ARCH = Arch(
     neox=False,
-    keys=("expert_shared_count", "expert_weights_scale", "expert_weights_norm"),
+    keys=("expert_weights_scale", "expert_weights_norm"),
 )

@@ -37,7 +37,6 @@ ARCH = Arch(
         "kda.gate_lower_bound",
         "swiglu_clamp_exp",
         "swiglu_clamp_shexp",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -47,7 +47,6 @@ ARCH = Arch(
         "attention.layer_norm_epsilon",
         "attention.sliding_window_pattern",
         "logit_scale",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -19,7 +19,6 @@ ARCH = Arch(
     neox=True,
     derived=_derived,
     keys=(
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -33,7 +33,6 @@ ARCH = Arch(
         "attention.kv_lora_rank",
         "rope.scaling.yarn_log_multiplier",
         "attention.temperature_scale",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -5,7 +5,6 @@ from tamis.model.arch import Arch
 ARCH = Arch(
     neox=True,
     keys=(
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

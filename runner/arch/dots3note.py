@@ -24,7 +24,6 @@ ARCH = Arch(
         "attention.indexer.top_k",
         "attention.sliding_window_pattern",
         "rope.freq_base_swa",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

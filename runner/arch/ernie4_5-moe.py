@@ -1,5 +1,26 @@
 """ERNIE 4.5 mixture of experts: dense first layers, shared experts, a bias that chooses experts."""
 
+from tamis.graph import layer as graph_layer
+from tamis.graph.context import Graph
 from tamis.model.arch import Arch
+from tamis.model.hparams import UnsupportedKey
 
-ARCH = Arch(neox=False, keys=("expert_weights_scale",), unread=("attn_output.bias",))
+
+def layer(g: Graph, il: int) -> None:
+    """Record layer il, as llama's. Raises UnsupportedKey for experts where none may be.
+
+    llama.cpp loads such a file, and leaves the layer without a feed-forward part.
+    """
+    every = g.hp.moe_every
+    if every and (il + 1) % every and g.weights(il).ffn_gate_inp:
+        what = f"is {every}: only each such layer may have experts, but layer {il} has some"
+        raise UnsupportedKey("interleave_moe_layer_step", what)
+    graph_layer.layer(g, il)
+
+
+ARCH = Arch(
+    neox=False,
+    layer=layer,
+    keys=("expert_weights_scale", "interleave_moe_layer_step"),
+    unread=("attn_output.bias",),
+)

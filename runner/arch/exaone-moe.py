@@ -8,7 +8,6 @@ ARCH = Arch(
     full_attention_every=4,
     keys=(
         "attention.sliding_window_pattern",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -20,7 +20,6 @@ ARCH = Arch(
     score_experts="sigmoid",
     keys=(
         "rope.dimension_sections",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -65,7 +65,6 @@ ARCH = Arch(
         "hyper_connection.count",
         "swiglu_clamp_exp",
         "swiglu_clamp_shexp",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -46,7 +46,6 @@ ARCH = Arch(
         "attention.indexer.top_k",
         "hyper_connection.count",
         "swiglu_clamp_exp",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -142,7 +142,6 @@ ARCH = Arch(
         "expert_latent_length",
         "activation.situ_beta",
         "activation.situ_linear_beta",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

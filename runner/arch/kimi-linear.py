@@ -25,7 +25,6 @@ ARCH = Arch(
     derived=yarn_scaled,
     keys=(
         "attention.kv_lora_rank",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_gating_func",
     ),

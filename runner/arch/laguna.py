@@ -21,7 +21,6 @@ ARCH = Arch(
         "attention.sliding_window_pattern",
         "rope.freq_base_swa",
         "rope.dimension_count_swa",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

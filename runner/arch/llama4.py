@@ -70,7 +70,6 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "rope_base_swa": hp.rope_base_swa or hp.rope_base,
         "most_ctx": CHUNK,
         "temperature": (CHUNK, 0.1, 1.0),
-        "n_ff_shared": hp.n_ff_shared or hp.n_ff_expert,
     }
 
 

@@ -112,6 +112,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         model = replace(model, needs=measure(model))
     except MissingTensor as error:
         raise file.error("the tensor is missing", key=str(error)) from None
+    except UnsupportedKey as error:
+        raise file.error(error.what, key=f"{hp.arch}.{error.key}") from None
     _check_all_read(file, model)
     return model
 

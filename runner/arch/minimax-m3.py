@@ -23,14 +23,15 @@ def layer(g: Graph, il: int) -> None:
 def _attention(g: Graph, il: int, h: Source) -> Product:
     """The index's queries and keys are normed and rotated as those of attention are.
 
-    Its keys are rotated with those: they are one head more of the KV cache.
+    Its keys are one head more of the KV cache: as wide as a row of it, they are rotated with it.
     """
     w, n = g.weights(il), g.hp.indexer.n_key
     names = "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj"
     q, k, v, index_q, index_k = linears(g, h, *(w[name] for name in names))
     angles = g.angles(g.model.rope_of(il))
     queries = Heads(index_q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
-    keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector)
+    apart = angles if n < g.hp.head_dim else None
+    keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector, apart)
     index = Index(queries, keys, None, g.ws.scratch, g.model.arch.index_neox)
     queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
     finished = append(g, il, queries, keys, v, index)
@@ -48,17 +49,20 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The KV cache has a head more than layers have: its keys are the index's."""
+    """The KV cache has a head more than layers have: its keys end with the index's."""
     index, n_head_kv = hp.indexer, hp.n_head_kv
     if index.n_head != n_head_kv:
         what = f"is {index.n_head}, expected {n_head_kv}, as many as KV heads"
         raise UnsupportedKey("attention.indexer.head_count", what)
-    if index.n_key != hp.head_dim:
-        what = f"is {index.n_key}, expected {hp.head_dim}, an attention head's"
-        raise UnsupportedKey("attention.indexer.key_length", what)
     own = LayerShape(hp.n_head, n_head_kv, hp.head_dim, hp.n_ff)
-    n_head = hp.group * (n_head_kv + 1)
-    return {"layers": (own,) * hp.n_layer, "n_head": n_head, "n_head_kv": n_head_kv + 1}
+    wide = hp.head_dim_indexed
+    return {
+        "layers": (own,) * hp.n_layer,
+        "n_head": hp.group * (n_head_kv + 1),
+        "n_head_kv": n_head_kv + 1,
+        "head_dim": wide,
+        "attention_scale": 0.0 if wide == hp.head_dim else hp.head_dim**-0.5,
+    }
 
 
 ARCH = Arch(
@@ -74,7 +78,6 @@ ARCH = Arch(
         "attention.indexer.block_size",
         "attention.indexer.local_blocks",
         "leading_dense_block_count",
-        "expert_shared_count",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

@@ -28,6 +28,6 @@ ARCH = Arch(
     score_experts="sigmoid",
     layer=layer,
     tensors=mamba2_tensors,
-    keys=("expert_weights_scale", "expert_weights_norm", "expert_shared_count"),
+    keys=("expert_weights_scale", "expert_weights_norm"),
     refused=("moe_latent_size",),
 )

@@ -95,9 +95,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
     if hp.ngrams.layer >= 0 and n_wide != hp.n_embd:
         what = f"is {hp.n_embd_layer}: rows of all hashes have {n_wide} elements, not {hp.n_embd}"
         raise UnsupportedKey("embedding_length_per_layer_input", what)
-    dense, n_key = blocks <= {0}, hp.indexer.n_key
-    # A row's first elements are rotated: a shorter key lies behind them.
-    apart = hp.head_dim if n_key == hp.head_dim else max(hp.head_dim, hp.n_rot + n_key)
+    dense = blocks <= {0}
     own = LayerShape(hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_ff)
     return {
         "rope_sections": (),
@@ -108,7 +106,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "layers": () if dense else (own,) * hp.n_layer,
         "n_head": hp.n_head + hp.group * (not dense),
         "n_head_kv": hp.n_head_kv + (not dense),
-        "head_dim": hp.head_dim if dense else apart,
+        "head_dim": hp.head_dim if dense else hp.head_dim_indexed,
     }
 
 

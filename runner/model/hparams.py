@@ -212,6 +212,7 @@ class HParams:
     lora_ranks: tuple[int, ...] = field(default=(), repr=False)  # of RWKV's products
     n_rescale: int = field(default=0, repr=False)  # layers after which rows are halved; 0: never
     n_hash: int = field(default=0, repr=False)  # first layers whose experts a token's id chooses
+    moe_every: int = field(default=0, repr=False)  # layer i may have experts where this divides i+1
     # Of each layer what xIELU has for exp(x) - 1 - x below 0, for x^2 above it, and for x.
     xielu: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
     parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
@@ -255,6 +256,17 @@ class HParams:
         """The model's shape, and that of layers with heads of their own, where there are some."""
         apart = next(filter(self.has_own_heads, range(len(self.layers))), None)
         return (self,) if apart is None else (self, self.of(apart))
+
+    @property
+    def head_dim_indexed(self) -> int:
+        """Elements of a head of a KV cache whose rows end with an indexer's keys.
+
+        Those lie behind the elements that are rotated, unless they are as wide as a row.
+        """
+        n_key, n = self.indexer.n_key, LEAST_HEAD_DIM
+        if n_key == self.head_dim and n_key % n == 0:
+            return n_key
+        return -(-max(self.head_dim, self.n_rot + n_key) // n) * n
 
     @property
     def n_embd_q(self) -> int:
@@ -377,13 +389,13 @@ HASH_LAYERS, XIELU = "hash_layer_count", "xielu.alpha_n"
 LORA_RANK = "attention.decay_lora_rank"  # and the other ranks of RWKV-7's products
 # Of RWKV-6: layers after which rows are halved; and the ranks of its products.
 RESCALE, MIX_RANK = "rescale_every_n_layers", "time_mix_extra_dim"
-SHARED = "expert_shared_count"  # shared experts, each of an expert's size
+MOE_EVERY = "interleave_moe_layer_step"
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *YARN, *NUMBERS),
-    *(SCORE, NORM, SCALE, SHARED, CLAMPS, CLAMPS_SHARED),
+    *(SCORE, NORM, SCALE, CLAMPS, CLAMPS_SHARED),
     *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, HASH_LAYERS, XIELU, LORA_RANK),
-    *(RESCALE, MIX_RANK),
+    *(RESCALE, MIX_RANK, MOE_EVERY),
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
@@ -454,7 +466,7 @@ class _Reader:
             n_expert_used=self._count("expert_used_count", most_used, default=0, least=0),
             n_ff_expert=n_ff_expert,
             sliding_window=self._count("attention.sliding_window", MAX_CTX, default=0, least=0),
-            n_ff_shared=self._n_ff_shared(n_ff_expert),
+            n_ff_shared=self._n_ff_shared(),
             routing=self._routing(n_expert),
             latent=self._latent(),
             indexer=self._indexer(),
@@ -563,9 +575,12 @@ class _Reader:
         n_after = self._count("nextn_predict_layers", n_layer - 1, default=0, least=0)
         return n_layer - n_after
 
-    def _n_ff_shared(self, n_ff_expert: int) -> int:
-        own = self._count("expert_shared_feed_forward_length", 1 << 22, default=0, least=0)
-        return own or self._option(SHARED, MAX_EXPERT) * n_ff_expert
+    def _n_ff_shared(self) -> int:
+        """The rows of the first one: what keys say of it, architectures read in several ways."""
+        for name, tensor in self._file.tensors.items():
+            if name.endswith("ffn_up_shexp.weight"):
+                return tensor.shape[-1]
+        return 0
 
     def _routing(self, n_expert: int) -> Routing:
         """Raises GGUFError for groups that do not divide the experts."""
@@ -617,9 +632,13 @@ class _Reader:
         top_k = self._option(TOP_K, MAX_CTX)
         if not top_k:
             return Indexer()
+        n_key = self._count("attention.indexer.key_length", MAX_HEAD_DIM)
+        if n_key % LEAST_HEAD_DIM:
+            what = f"is {n_key}, expected a multiple of {LEAST_HEAD_DIM}"
+            self._fail("attention.indexer.key_length", what)
         return Indexer(
             n_head=self._count("attention.indexer.head_count", MAX_EMBD),
-            n_key=self._count("attention.indexer.key_length", MAX_HEAD_DIM),
+            n_key=n_key,
             top_k=top_k,
             block=self._option(KPOOL, MAX_CTX) or self._option(INDEX_BLOCK, MAX_CTX) or 1,
             n_local=self._option(INDEX_LOCAL, MAX_CTX),
@@ -761,6 +780,7 @@ class _Reader:
             "lora_ranks": self._lora_ranks(),
             "n_rescale": self._option(RESCALE, MAX_LAYER),
             "n_hash": self._option(HASH_LAYERS, MAX_LAYER),
+            "moe_every": self._option(MOE_EVERY, MAX_LAYER),
             "xielu": self._xielu(),
             "n_ff_chunk": self._option(CHUNK_FF, 1 << 22),
             "group_each": self._option(GROUP_EACH, MAX_EXPERT),
