@@ -135,7 +135,7 @@ def _with_padded_heads(file: GGUFFile, hp: HParams) -> HParams:
     own = LayerShape(hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_ff)
     layers = hp.layers or (own,) * hp.n_layer
     differ = any(layer.heads != own.heads for layer in layers)
-    if differ or hp.latent.n_latent:
+    if (differ and not hp.one_cache) or hp.latent.n_latent:
         what = f"head_dim is {hp.head_dim}, of this architecture only multiples of {LANES} are"
         raise file.error(f"{what} supported")
     wide = -(-hp.head_dim // LANES) * LANES

@@ -6,7 +6,7 @@ from tamis.model.arch import Arch
 ARCH = Arch(
     neox=True,
     score_experts="sigmoid",
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    keys=("attention.head_count", "attention.sliding_window_pattern", "rope.freq_base_swa"),
     refused=("attention.value_scale",),
     unread=(
         *("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),

@@ -6,5 +6,5 @@ ARCH = Arch(
     neox=True,
     full_attention_every=8,
     rope_factors=False,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa"),
+    keys=("attention.head_count", "attention.sliding_window_pattern", "rope.freq_base_swa"),
 )

@@ -28,5 +28,10 @@ ARCH = Arch(
     layer=layer,
     tensors=tensors,
     window_scaled=True,
-    keys=("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
+    keys=(
+        "attention.head_count",
+        "attention.sliding_window_pattern",
+        "rope.freq_base_swa",
+        "rope.dimension_count_swa",
+    ),
 )

@@ -193,6 +193,7 @@ class HParams:
     # Where layers differ, the shape of each; n_head, n_head_kv and head_dim are then those of
     # layers without a window, n_ff is the largest.
     layers: tuple[LayerShape, ...] = field(default=(), repr=False)
+    one_cache: bool = field(default=False, repr=False)  # of the most heads that any layer has
     nope_layers: tuple[int, ...] = field(default=(), repr=False)  # without rotary positions
     n_token_type: int = field(default=0, repr=False)  # rows of token_types
     n_rot_swa: int = field(default=0, repr=False)  # of layers with a window; 0: n_rot
@@ -243,9 +244,11 @@ class HParams:
 
     @property
     def padded(self) -> bool:
-        """Whether the KV cache has more than any layer's heads: an indexer's keys lie in them."""
+        """Whether a layer's heads lie among those of the KV cache, which has more or wider ones."""
         own = self.n_head, self.n_head_kv, self.head_dim
-        return bool(self.layers) and all(layer.heads != own for layer in self.layers)
+        return self.one_cache or (
+            bool(self.layers) and all(layer.heads != own for layer in self.layers)
+        )
 
     def of_cache(self, layer: int) -> "HParams":
         """The shape that a layer has, with the heads that its KV cache has."""
@@ -339,6 +342,7 @@ LAYER_NORM_EPS = "attention.layer_norm_epsilon"  # instead of that of root mean 
 PARALLEL = "use_parallel_residual"
 # Where an architecture names these, heads and feed-forward parts may differ between layers.
 HEAD_SWA, ROT_SWA = "attention.key_length_swa", "rope.dimension_count_swa"
+HEADS_EACH = "attention.head_count"  # that of each layer
 SHARED_KV = "attention.shared_kv_layers"  # how many layers read the keys of others
 EMBD_LAYER = "embedding_length_per_layer_input"
 # Which layers have rotary positions; whether any has.
@@ -399,7 +403,7 @@ OPTIONAL_KEYS = {
     *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
     *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
-    *(HEAD_SWA, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
+    *(HEAD_SWA, HEADS_EACH, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
 SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
 MAX_EXPERT_GROUP = 32  # that a kernel chooses from
@@ -438,8 +442,15 @@ class _Reader:
 
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
-        layers = self._layers(n_embd) if HEAD_SWA in self._keys else ()
-        n_head, n_head_kv, head_dim = self._heads_of(layers) if layers else self._heads(n_embd)
+        layers = self._layers(n_embd) if self._layers_may_differ() else ()
+        one_cache = max(map(len, self._kinds_of_heads(layers))) > 1
+        if one_cache:
+            n_head, n_head_kv, head_dim = self._most_heads(layers)
+        else:
+            full, others = self._kinds_of_heads(layers)
+            n_head, n_head_kv, head_dim = (
+                next(iter(full or others)) if layers else self._heads(n_embd)
+            )
         n_rot = self._n_rot(head_dim)
         eps = LAYER_NORM_EPS if LAYER_NORM_EPS in self._keys else RMS_EPS
         n_ff = max((own.n_ff for own in layers), default=0) or self._count(
@@ -482,6 +493,7 @@ class _Reader:
             n_ctx_orig=self._n_ctx_orig() if CTX_ORIG in self._keys else 0,
             rope_sections=self._rope_sections(),
             layers=layers,
+            one_cache=one_cache,
             nope_layers=self._nope_layers(),
             n_token_type=self._n_token_type(),
             n_rot_swa=self._n_rot_swa(head_dim),
@@ -736,42 +748,68 @@ class _Reader:
             self._fail(f"{key}_swa", f"is {swa}, but {key} is {n}: only equal ones are supported")
         return n
 
+    def _layers_may_differ(self) -> bool:
+        """Whether the architecture reads the shape of each layer, and the file may have several."""
+        keys = (HEADS_EACH, "attention.head_count_kv", "feed_forward_length")
+        found = (self._file.metadata.get(f"{self._arch}.{key}") for key in keys)
+        lists = any(isinstance(value, np.ndarray) for value in found)
+        return HEAD_SWA in self._keys or (HEADS_EACH in self._keys and lists)
+
     def _layers(self, n_embd: int) -> tuple[LayerShape, ...]:
-        """The shape of each layer, where a file may give one value a layer."""
-        n_head = self._each("attention.head_count", MAX_EMBD)
-        n_head_kv = self._each("attention.head_count_kv", MAX_EMBD, n_head)
+        """The shape of each layer, where a file may give one value a layer.
+
+        Layers without attention are given the heads of another one.
+        """
+        least = 0 if HEADS_EACH in self._keys else 1
+        n_head = self._each(HEADS_EACH, MAX_EMBD, least=least)
+        n_head_kv = self._each("attention.head_count_kv", MAX_EMBD, n_head, least=least)
         n_ff = self._each("feed_forward_length", 1 << 22, [0] * len(n_head), least=0)
-        full = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // n_head[0])
-        swa = self._count(HEAD_SWA, MAX_HEAD_DIM, default=full)
+        heads = list(zip(n_head, n_head_kv, strict=True))
+        usual = next(((h, kv) for h, kv in heads if kv), (0, 0))
+        heads = [(h, kv) if kv else usual for h, kv in heads]
+        for h, kv in heads:
+            if not kv or not h or h % kv or h // kv > MAX_GROUP:
+                self._fail("attention.head_count_kv", f"{kv} for {h} heads: expected a divisor")
+        full = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // heads[0][0])
+        swa = self._count(HEAD_SWA, MAX_HEAD_DIM, default=full) if HEAD_SWA in self._keys else full
         for name, key, n in (
             ("attention.value_length", "attention.key_length", full),
             ("attention.value_length_swa", HEAD_SWA, swa),
         ):
             if (value := self._count(name, MAX_HEAD_DIM, default=n)) != n:
                 self._fail(name, f"{value} differs from {n}, which is {key}")
-        windows = self._swa_layers() or (0,) * len(n_head)
-        for h, kv in zip(n_head, n_head_kv, strict=True):
-            if h % kv or h // kv > MAX_GROUP:
-                self._fail("attention.head_count_kv", f"{kv} for {h} heads: expected a divisor")
+        windows = self._windows(len(n_head))
         return tuple(
             LayerShape(h, kv, swa if window else full, ff)
-            for h, kv, ff, window in zip(n_head, n_head_kv, n_ff, windows, strict=True)
+            for (h, kv), ff, window in zip(heads, n_ff, windows, strict=True)
         )
 
-    def _heads_of(self, layers: Sequence[LayerShape]) -> tuple[int, int, int]:
-        """Heads, KV heads and elements of a head of layers without a window.
+    def _windows(self, n_layer: int) -> tuple[int, ...]:
+        return self._swa_layers() or (0,) * n_layer
 
-        Raises GGUFError where layers of one kind differ.
-        """
-        windows = self._swa_layers() or (0,) * len(layers)
+    def _kinds_of_heads(
+        self, layers: Sequence[LayerShape]
+    ) -> tuple[set[tuple[int, int, int]], set[tuple[int, int, int]]]:
+        """The heads of layers without a window, and of those with one."""
+        windows = self._windows(len(layers))[: len(layers)]
         full, others = (
             {own.heads for own, window in zip(layers, windows, strict=True) if bool(window) is kind}
             for kind in (False, True)
         )
-        if max(len(full), len(others)) > 1:
+        return full, others
+
+    def _most_heads(self, layers: Sequence[LayerShape]) -> tuple[int, int, int]:
+        """Heads, KV heads and elements of a head that any layer's lie among.
+
+        Raises GGUFError for heads of several widths.
+        """
+        widths = {own.head_dim for own in layers}
+        if len(widths) > 1:
             what = "differ between layers that all have a window, or all have none"
             self._fail("attention.head_count_kv", f"{what}, which is not supported")
-        return next(iter(full or others))
+        n_head_kv = max(own.n_head_kv for own in layers)
+        group = max(own.n_head // own.n_head_kv for own in layers)
+        return group * n_head_kv, n_head_kv, widths.pop()
 
     def _of_few(self) -> dict[str, Any]:
         """What one architecture each has."""
