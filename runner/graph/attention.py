@@ -131,10 +131,13 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     g.rec.program.transfer(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
     if sinks:
+        own_sinks = sinks.vector
+        if hp.padded:  # of a head that the layer lacks, any
+            own_sinks = own_sinks[Places.of(hp, layer).queries]
         g.rec.program.add(
             ops.ATTEND_SINK,
             step=g.rec.step,
-            sinks=sinks.vector,
+            sinks=own_sinks,
             lse=lse,
             out=out,
             n_head=heads.shape[1],

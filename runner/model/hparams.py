@@ -443,11 +443,12 @@ class _Reader:
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
         layers = self._layers(n_embd) if self._layers_may_differ() else ()
-        one_cache = max(map(len, self._kinds_of_heads(layers))) > 1
+        full, others = self._kinds_of_heads(layers)
+        odd = len(full | others) > 1 and any(own.head_dim % LEAST_HEAD_DIM for own in layers)
+        one_cache = max(len(full), len(others)) > 1 or odd
         if one_cache:
             n_head, n_head_kv, head_dim = self._most_heads(layers)
         else:
-            full, others = self._kinds_of_heads(layers)
             n_head, n_head_kv, head_dim = (
                 next(iter(full or others)) if layers else self._heads(n_embd)
             )
@@ -805,8 +806,8 @@ class _Reader:
         """
         widths = {own.head_dim for own in layers}
         if len(widths) > 1:
-            what = "differ between layers that all have a window, or all have none"
-            self._fail("attention.head_count_kv", f"{what}, which is not supported")
+            what = f"of layers {[own.heads[:2] for own in layers]} and widths {sorted(widths)}"
+            self._fail("attention.head_count_kv", f"heads {what} together are not supported")
         n_head_kv = max(own.n_head_kv for own in layers)
         group = max(own.n_head // own.n_head_kv for own in layers)
         return group * n_head_kv, n_head_kv, widths.pop()
