@@ -9,7 +9,7 @@ from tamis.graph.context import Graph
 from tamis.graph.experts import Mixture, products, route
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
-from tamis.graph.mixers.latent import gated_latent_attention
+from tamis.graph.mixers.latent import gated_latent_attention, latent_attention
 from tamis.graph.norm import Branch, mapped, norm, record_norm, summed, written
 from tamis.graph.recurrent import Part, copied, gated, whole
 from tamis.graph.streams import record_residual_mix
@@ -49,7 +49,10 @@ def _plain_layer(g: Graph, il: int) -> None:
 
 
 def _attention(g: Graph, il: int, h: Source) -> Product:
-    return kda(g, il, h, negated=True) if il in g.hp.recurrent else gated_latent_attention(g, il, h)
+    if il in g.hp.recurrent:
+        return kda(g, il, h, negated=True)
+    latent = gated_latent_attention if g.weights(il).attn_gate else latent_attention
+    return latent(g, il, h)
 
 
 def _residuals(g: Graph) -> np.ndarray:

@@ -19,6 +19,7 @@ def layer(g: Graph, il: int) -> None:
 ARCH = Arch(
     neox=False,
     nope_every=1,
+    shares_expert=True,
     layer=layer,
     tensors=kda_tensors,
     unread=UNREAD,

@@ -84,6 +84,7 @@ ARCH = Arch(
     window_scaled=True,
     full_attention_every=4,
     keys=("rope.freq_base_swa", "attention.sliding_window_pattern"),
+    refused=("expert_group_count",),  # groups by logits, not by what experts weigh
     nonzero=("attention.sliding_window",),  # there llama.cpp stops: its last layer has no scale
     derived=_derived,
 )

@@ -34,7 +34,8 @@ def layer(g: Graph, il: int) -> None:
 
 def _lightning(g: Graph, il: int, h: Source) -> Product:
     """Lightning attention (Qin et al. 2024, arXiv 2405.17381): each head decays at its own rate."""
-    w, n_head, n = g.weights(il), g.hp.n_head, g.hp.head_dim
+    w, own = g.weights(il), g.hp.of(il)
+    n_head, n = own.n_head, own.head_dim
     qkv, z = linears(g, h, w.attn_qkv, w.attn_gate)
     mapped(g, qkv, qkv, "silu")
     decay = _decays(n_head, 1 - il / max(g.hp.n_layer - 1, 1) + 1e-5)

@@ -18,8 +18,9 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     if not w.attn_q_norm and w.attn_k_norm:  # keys are normed where queries are
         _ = w.attn_k_norm.vector, w.attn_k_norm.bias
-    if w.attn_q_norm and len(w.attn_k_norm.vector) != g.hp.n_embd_kv:
-        raise MissingTensor(f"{w.attn_k_norm.name}.weight of {g.hp.n_embd_kv} elements")
+    n_kv = g.hp.of(il).n_embd_kv
+    if w.attn_q_norm and len(w.attn_k_norm.vector) != n_kv:
+        raise MissingTensor(f"{w.attn_k_norm.name}.weight of {n_kv} elements")
     h = norm(g, g.x, w.attn_norm)
     add(g, self_attention(g, il, h, normed_heads=bool(w.attn_q_norm)))
     h = norm(g, g.x, w.ffn_norm)

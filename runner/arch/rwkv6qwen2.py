@@ -17,6 +17,7 @@ def layer(g: Graph, il: int) -> None:
 
 ARCH = Arch(
     neox=False,
+    norm_bias=True,
     layer=layer,
     tensors=rwkv6_tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),

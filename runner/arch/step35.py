@@ -36,6 +36,7 @@ ARCH = Arch(
     tensors=tensors,
     derived=_derived,
     score_experts="sigmoid",
+    shares_expert=True,
     rope_base_window=10000.0,
     keys=(
         "attention.key_length_swa",

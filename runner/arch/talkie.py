@@ -15,7 +15,7 @@ from tamis.model.hparams import HParams
 
 def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
-    w, head_dim = g.weights(il), g.hp.head_dim
+    w, head_dim = g.weights(il), g.hp.of(il).head_dim
     embedded = g.ws.rows("embedded", g.hp.n_embd)
     if il == 0:
         mapped(g, g.x, embedded)

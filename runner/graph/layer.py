@@ -95,7 +95,8 @@ def feed_forward(g: Graph, il: int, h: Source) -> Branch:
         return mlp(g, h, w)
     x = h.x if h.kind == "rows" else record_norm(g, h, g.ws.rows("ffn_norm", g.hp.n_embd))
     chosen = experts(g, il, x)
-    return (chosen, shared_expert(g, il, x)) if w.ffn_up_shexp else chosen
+    shared = w.ffn_up_shexp or g.model.arch.shares_expert  # refused where the file has none
+    return (chosen, shared_expert(g, il, x)) if shared else chosen
 
 
 def record_layer(g: Graph, il: int) -> None:

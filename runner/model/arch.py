@@ -33,6 +33,7 @@ class Arch:
     rope_factors: bool = True  # rope_freqs.weight, where the file has it, divides frequencies
     # Rotary pairs of time, height and width follow each other in turn; else each has a run.
     interleaved_sections: bool = False
+    shares_expert: bool = False  # a layer with experts has one that all rows read
     shared_ff: bool = False  # where the file lacks experts' width, those chosen share that of n_ff
     long_factors: bool = False  # LongRoPE: others divide them beyond the first training context
     keys: tuple[str, ...] = ()  # keys of hparams.py that the architecture reads

@@ -604,6 +604,10 @@ class _Reader:
             self._fail("expert_group_count", what)
         if n_group > 1 and not 0 < n_used < n_group:
             self._fail("expert_group_used_count", f"is {n_used}, expected 1 to {n_group - 1}")
+        n_best = self._count("expert_used_count", MAX_EXPERT_USED, default=0, least=0)
+        if n_group > 1 and n_best > (n_left := n_used * n_expert // n_group):
+            what = f"is {n_best}, but the chosen groups have {n_left} experts"
+            self._fail("expert_used_count", what)
         score = self._count(SCORE, len(SCORES) - 1, default=0, least=0)
         return Routing(
             score=SCORES[score] if SCORE in self._keys else "",

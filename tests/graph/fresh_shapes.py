@@ -119,6 +119,19 @@ class Fitting:
         """Names of the tensors that the last load looked for."""
         return set(re.findall(r"loading tensor (\S+)", self.oracle.said))
 
+    def shares(self, kinds: set[str]) -> bool:
+        """Whether it loads with a shared expert beside those of each layer, where kinds has one.
+
+        llama.cpp misses none of some architectures', and then computes what no model has.
+        """
+        tensors = self.spec["tensors"]
+        named = {t[0] for t in tensors}
+        for kind in sorted(k for k in kinds if k.endswith("shexp.weight")):
+            routed = (n for n in sorted(named) if kind_of(n) == "ffn_gate_inp.weight")
+            wanted = (n.replace("ffn_gate_inp.weight", kind) for n in routed)
+            tensors += [[n, [1], 0] for n in wanted if n not in named]
+        return self.fits()
+
     def vary_optional(self, rng: np.random.Generator, p: float) -> None:
         """Leave out, or add, some of the tensors that llama.cpp loads where they are there."""
         self.loads()
@@ -255,7 +268,9 @@ class Fresh:
             boldness = max(0.9 * (1 - i / N_TRY), 0.15)
             mutation = Mutation(self._old, f"{self.seed}:{self.name}:{i}", boldness)
             fitting = Fitting(oracle, mutation.drawn(), self.path)
-            if not fitting.fits():
+            if not fitting.fits() or not fitting.shares(
+                {kind_of(t[0]) for t in self._old["tensors"]}
+            ):
                 continue
             fitting.vary_optional(mutation.rng, boldness / 3)
             if self._ask(oracle, fitting.spec, self.seed):

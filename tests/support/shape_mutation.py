@@ -171,11 +171,14 @@ class Mutation:
         if self.lucky():
             n = self.pick(2, 3, 4, 5, 7, 8, 8, 12, 16)
             self.set("expert_count", n)
-            self.set("expert_used_count", min(self.pick(1, 2, 3, 4, 6), n))
+            used = min(self.pick(1, 2, 3, 4, 6), n)
+            self.set("expert_used_count", used)
             groups = self.pick(1, 2, 4)
             if groups > 1 and n % groups == 0 and n // groups >= 2 and self.lucky():
+                n_chosen = self.pick(*range(1, groups))
                 self.set("expert_group_count", groups)
-                self.set("expert_group_used_count", self.pick(*range(1, groups)))
+                self.set("expert_group_used_count", n_chosen)
+                self.set("expert_used_count", min(used, n_chosen * n // groups))
             self.again("experts_per_group", *(g for g in (1, 2, 4) if n % g == 0))
         for key, values in (
             ("expert_shared_count", (0, 1, 2, 3)),
@@ -199,7 +202,7 @@ class Mutation:
         name = "attention.indexer."
         n_kv = self.get("attention.head_count_kv")
         per_head = self.arch == "minimax-m3"  # each KV head has one of its own
-        self.again(name + "head_count", *((n_kv,) if per_head else (1, 2, 3, 4, 8, 64)))
+        self.again(name + "head_count", *((n_kv,) if per_head else (8, 16, 64)))
         if per_head and self.lucky():
             self.set(name + "head_count", n_kv)
         self.again(name + "key_length", 32, 64, 128)
