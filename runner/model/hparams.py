@@ -776,11 +776,11 @@ class _Reader:
             if not kv or not h or h % kv or h // kv > MAX_GROUP:
                 self._fail("attention.head_count_kv", f"{kv} for {h} heads: expected a divisor")
         full = self._count("attention.key_length", MAX_HEAD_DIM, default=n_embd // heads[0][0])
-        swa = self._count(HEAD_SWA, MAX_HEAD_DIM, default=full) if HEAD_SWA in self._keys else full
-        for name, key, n in (
-            ("attention.value_length", "attention.key_length", full),
-            ("attention.value_length_swa", HEAD_SWA, swa),
-        ):
+        swa, widths = full, [("attention.value_length", "attention.key_length", full)]
+        if HEAD_SWA in self._keys:
+            swa = self._count(HEAD_SWA, MAX_HEAD_DIM, default=full)
+            widths.append(("attention.value_length_swa", HEAD_SWA, swa))
+        for name, key, n in widths:
             if (value := self._count(name, MAX_HEAD_DIM, default=n)) != n:
                 self._fail(name, f"{value} differs from {n}, which is {key}")
         windows = self._windows(len(n_head))

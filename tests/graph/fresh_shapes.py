@@ -6,10 +6,13 @@ llama-cpp-python) says which tensors such a shape asks for, by what it misses or
 loads; a mutation that it refuses altogether is drawn again. Then both read the same ids, tamis
 whole, in chunks and token by token. The folder keeps each model's spec, llama.cpp's logits and a
 line of results.jsonl, from which the run goes on; `--table` prints what is there, architecture by
-architecture, and `--again` reads the specs of the folder instead of drawing others.
+architecture, and `--again` reads the specs of the folder instead of drawing others. `--set KEY=JSON`
+gives keys these values and draws nothing; `--keep NEW` makes what was compared one of the kit's
+models, which test_conformance.py then reads.
 """
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -233,8 +236,10 @@ def _told(error: BaseException) -> str:
 class Fresh:
     """One model of another shape: its spec, llama.cpp's logits, and how tamis compares."""
 
-    def __init__(self, name: str, seed: int, folder: Path) -> None:
-        self.name, self.seed = name, seed
+    def __init__(
+        self, name: str, seed: int, folder: Path, values: dict[str, Any] | None = None
+    ) -> None:
+        self.name, self.seed, self._values = name, seed, values or {}
         self.path = folder / f"{name}-{seed}.gguf"
         self._old = kit_models.specs()[name]
 
@@ -267,12 +272,15 @@ class Fresh:
             at.write_text(str(i))
             boldness = max(0.9 * (1 - i / N_TRY), 0.15)
             mutation = Mutation(self._old, f"{self.seed}:{self.name}:{i}", boldness)
-            fitting = Fitting(oracle, mutation.drawn(), self.path)
+            values = self._values
+            spec = mutation.changed(values) if values else mutation.drawn()
+            fitting = Fitting(oracle, spec, self.path)
             if not fitting.fits() or not fitting.shares(
                 {kind_of(t[0]) for t in self._old["tensors"]}
             ):
                 continue
-            fitting.vary_optional(mutation.rng, boldness / 3)
+            if not values:
+                fitting.vary_optional(mutation.rng, boldness / 3)
             if self._ask(oracle, fitting.spec, self.seed):
                 self.path.with_suffix(".json").write_text(json.dumps(fitting.spec))
                 return
@@ -338,6 +346,20 @@ class Fresh:
         engine.close()
         return result
 
+    def keep(self, name: str) -> None:
+        """Add it to the kit's models, with weights as theirs."""
+        if not self._ask(Oracle(), self.spec, 7):
+            raise SystemExit("llama.cpp gives no logits of it with the kit's weights")
+        found = np.load(self.path.with_suffix(".npy"))[0].astype(np.float16)
+        specs, logits = (
+            kit_models.FOLDER / f"fresh_{name}" for name in ("specs.json.gz", "logits.npz")
+        )
+        kept = json.loads(gzip.decompress(specs.read_bytes())) if specs.exists() else {}
+        with gzip.GzipFile(specs, "wb", mtime=0) as out:
+            out.write(json.dumps(kept | {name: self.spec}, separators=(",", ":")).encode())
+        others = dict(np.load(logits)) if logits.exists() else {}
+        np.savez_compressed(logits, **(others | {name: found}))
+
     def shape(self) -> str:
         """What differs from the kit's model."""
         old, new = self._old, self.spec
@@ -366,8 +388,7 @@ def result_of(fresh: Fresh, args: argparse.Namespace) -> dict[str, Any]:
         kept.write_text(json.dumps(fresh.compare(args.how.split(","))))
 
     said = apart(work, 540)
-    for end in (".gguf", ".s.session"):
-        fresh.path.with_suffix(end).unlink(missing_ok=True)
+    fresh.path.with_suffix(".gguf").unlink(missing_ok=True)
     if said:
         return about | {"status": "differs", "why": said, "shape": fresh.shape()}
     found: dict[str, Any] = json.loads(kept.read_text())
@@ -396,6 +417,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the run goes on; else a new one")
     parser.add_argument("--how", default="whole,chunks,steps", help="also: saved,batch")
     parser.add_argument("--again", action="store_true", help="read the specs of the folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
+    parser.add_argument("--keep", metavar="NEW", help="among the kit's models")
     parser.add_argument("--table", action="store_true", help="print what the folder has")
     args = parser.parse_args()
     # A name that nobody can foresee, and make a link.
@@ -407,18 +430,25 @@ def main() -> None:
     if args.table:
         print(table(lines))
         return
-    done = set() if args.again else {(line["name"], line["seed"]) for line in lines}
+    asked = args.again or args.set
+    done = set() if asked else {(line["name"], line["seed"]) for line in lines}
+    values = {
+        key: json.loads(value) for key, _, value in (each.partition("=") for each in args.set)
+    }
     specs = kit_models.specs()
     names = args.names or sorted(name for name in specs if not specs[name].get("pooling"))
     for seed in range(args.seed, args.seed + args.seeds):
         for name in names:
             if (name, seed) in done:
                 continue
-            line = result_of(Fresh(name, seed, args.folder), args)
+            fresh = Fresh(name, seed, args.folder, values)
+            line = result_of(fresh, args)
             with results.open("a") as out:
                 out.write(json.dumps(line) + "\n")
             said = line.get("why") or line.get("n_bad")
             print(f"{name} {seed}: {line['status']} {said or ''}", flush=True)
+            if args.keep:
+                fresh.keep(args.keep)
 
 
 if __name__ == "__main__":

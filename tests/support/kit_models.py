@@ -6,7 +6,8 @@ more_specs.json.gz were written from what its loader asks for; "scaled": what is
 was drawn, by the end of its name, so that scores are not so large that a float16 key's bits matter.
 Those of pooled_specs.json.gz have what embeds or ranks: golden(name + " pooled") is what stands for
 the whole text. Those of variants.json.gz are specs of others with fewer keys chosen or more experts
-to choose from; "n_tok": of those that need more tokens, how many.
+to choose from; "n_tok": of those that need more tokens, how many. Those of fresh_specs.json.gz are
+of shapes that fresh_shapes.py found or was asked for; their logits are float16.
 """
 
 import gzip
@@ -27,16 +28,16 @@ Array = np.ndarray[Any, Any]
 @cache
 def specs() -> dict[str, Any]:
     """arch, kv (types and value by key) and tensors (name, ggml shape, type) of each model."""
-    files = [
-        FOLDER / f"{name}.json.gz" for name in ("specs", "more_specs", "pooled_specs", "variants")
-    ]
+    names = ("specs", "more_specs", "pooled_specs", "variants", "fresh_specs")
+    files = [FOLDER / f"{name}.json.gz" for name in names]
     found = [json.loads(gzip.decompress(file.read_bytes())) for file in files]
     return {name: spec for each in found for name, spec in each.items()}
 
 
 def golden(name: str) -> Array:
     """llama.cpp's logits, float32 [N_TOK, n_vocab], or of an encoder its rows."""
-    for file in ("more_logits", "pooled_logits", "variants_logits", "llama_cpp_logits"):
+    names = ("more_logits", "pooled_logits", "variants_logits", "fresh_logits")
+    for file in (*names, "llama_cpp_logits"):
         with np.load(FOLDER / f"{file}.npz") as found:
             if name in found:
                 return found[name]

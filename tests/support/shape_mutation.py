@@ -66,6 +66,15 @@ class Mutation:
             part()
         return self.spec
 
+    def changed(self, values: dict[str, Any]) -> Spec:
+        """The spec with these values, nothing drawn."""
+        if "block_count" in values:
+            self._set_depth(self.n_layer, values["block_count"])
+        for key, value in values.items():
+            assert self.get(key) is not None, key
+            self.set(key, value)
+        return self.spec
+
     @property
     def n_layer(self) -> int:
         """Layers."""
@@ -76,8 +85,10 @@ class Mutation:
         if not self.lucky() or self.get("hrm.layers_per_stack"):
             return
         new = old + self.pick(-1, 1, 1, 2, 3)
-        if new < 2:
-            return
+        if new >= 2:
+            self._set_depth(old, new)
+
+    def _set_depth(self, old: int, new: int) -> None:
         for key, (types, value) in self.kv.items():
             if len(types) < 2 or not isinstance(value, list) or len(value) != old:
                 continue
