@@ -5,7 +5,7 @@ from typing import Any
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward
 from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
-from tamis.graph.mixers.latent import gated_latent_attention, yarn_scaled
+from tamis.graph.mixers.latent import gated_latent_attention, key_scaled
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
@@ -29,7 +29,7 @@ ARCH = Arch(
     layer=layer,
     tensors=kda_tensors,
     unread=UNREAD,
-    derived=yarn_scaled,
+    derived=key_scaled,
     facts=_facts,
     keys=(
         "rope.dimension_sections",

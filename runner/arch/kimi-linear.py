@@ -3,7 +3,7 @@
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward
 from tamis.graph.mixers.kda import UNREAD, kda, kda_tensors
-from tamis.graph.mixers.latent import latent_attention, yarn_scaled
+from tamis.graph.mixers.latent import key_scaled, latent_attention
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 
@@ -23,7 +23,7 @@ ARCH = Arch(
     layer=layer,
     tensors=kda_tensors,
     unread=UNREAD,
-    derived=yarn_scaled,
+    derived=key_scaled,
     keys=(
         "attention.kv_lora_rank",
         "expert_weights_scale",

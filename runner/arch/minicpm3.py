@@ -3,14 +3,14 @@
 from typing import Any
 
 from tamis.arch.deepseek2 import layer
-from tamis.graph.mixers.latent import latent_tensors, yarn_scaled
+from tamis.graph.mixers.latent import key_scaled, latent_tensors
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
     """Scales that no key of the file has."""
-    return yarn_scaled(hp) | {
+    return key_scaled(hp) | {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / hp.n_layer**0.5,
         "logit_scale": 256 / hp.n_embd,

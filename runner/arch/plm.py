@@ -1,7 +1,7 @@
 """PLM 1.8B: latent attention, a squared ReLU instead of a gate, tied output."""
 
 from tamis.arch.deepseek2 import layer
-from tamis.graph.mixers.latent import latent_tensors
+from tamis.graph.mixers.latent import key_scaled, latent_tensors
 from tamis.model.arch import Arch
 
 ARCH = Arch(
@@ -11,5 +11,5 @@ ARCH = Arch(
     layer=layer,
     tensors=latent_tensors,
     keys=("attention.kv_lora_rank",),
-    derived=lambda hp: {"attention_scale": hp.latent.n_key**-0.5},
+    derived=key_scaled,
 )

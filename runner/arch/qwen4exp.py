@@ -90,6 +90,10 @@ def _derived(hp: HParams) -> dict[str, Any]:
     if len(blocks) > 1:
         what = f"is {hp.compressed.ratios}, expected the same in all layers with attention"
         raise UnsupportedKey("attention.compress_ratios", what)
+    block = max(blocks, default=0)
+    if block and hp.indexer.top_k % block:
+        what = f"is {hp.indexer.top_k}, expected a multiple of {block}: blocks are chosen whole"
+        raise UnsupportedKey("attention.indexer.top_k", what)
     _check_sections(hp)
     n_wide = hp.ngrams.n_each * (hp.ngrams.n_gram - 1) * hp.n_embd_layer
     if hp.ngrams.layer >= 0 and n_wide != hp.n_embd:
@@ -100,9 +104,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
     return {
         "rope_sections": (),
         "attention_scale": hp.head_dim**-0.5,
-        "indexer": replace(hp.indexer, top_k=0)
-        if dense
-        else replace(hp.indexer, block=max(blocks)),
+        "indexer": replace(hp.indexer, top_k=0) if dense else replace(hp.indexer, block=block),
         "layers": () if dense else (own,) * hp.n_layer,
         "n_head": hp.n_head + hp.group * (not dense),
         "n_head_kv": hp.n_head_kv + (not dense),

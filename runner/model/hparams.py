@@ -921,8 +921,8 @@ class _Reader:
             value = self._file.metadata.get(f"{self._arch}.{key}")
             if isinstance(value, np.ndarray):
                 return tuple(i for i, each in enumerate(value[:n_layer]) if bool(each) == means)
-            if isinstance(value, bool | int) and means:
-                return tuple(range(n_layer)) if value else ()
+            if isinstance(value, bool | int) and means and value:
+                return tuple(range(n_layer))
         return ()
 
     def _swa_layers(self) -> tuple[int, ...]:

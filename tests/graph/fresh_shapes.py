@@ -5,10 +5,10 @@ optional tensors (support/shape_mutation.py). llama.cpp (of the package xllamacp
 llama-cpp-python) says which tensors such a shape asks for, by what it misses or refuses while it
 loads; a mutation that it refuses altogether is drawn again. Then both read the same ids, tamis
 whole, in chunks and token by token. The folder keeps each model's spec, llama.cpp's logits and a
-line of results.jsonl, from which the run goes on; `--table` prints what is there, architecture by
-architecture, and `--again` reads the specs of the folder instead of drawing others. `--set KEY=JSON`
-gives keys these values and draws nothing; `--keep NEW` makes what was compared one of the kit's
-models, which test_conformance.py then reads.
+line of results.jsonl, from which the run goes on; `--table` prints what is there, model by model,
+and `--again` reads the specs of the folder instead of drawing others. `--set KEY=JSON` gives keys
+these values and draws nothing; `--keep NEW` makes what was compared one of the kit's models, which
+test_conformance.py then reads.
 """
 
 import argparse

@@ -114,6 +114,15 @@ def test_what_has_no_meaning_is_refused_by_name(name, tmp_path):
         ("qwen4exp-moe", "ple.head_offsets", [0, 128, 256, 385]),
         ("qwen4exp-moe", "rope.dimension_sections", [8, 8, 8, 104]),
         ("glm5-next-moe", "attention.indexer.kpool_select_tail", False),
+        ("qwen4exp-moe", "attention.indexer.top_k", 10),
+        ("minimax-m3-moe", "attention.indexer.key_length", 40),
+        # llama.cpp loads these experts, and leaves the layer without a feed-forward part.
+        ("ernie4_5-moe-moe", "interleave_moe_layer_step", 3),
+        ("llama4-moe", "expert_group_count", 2),
+        ("deepseek2-groups-moe", "expert_used_count", 9),
+        ("cogvlm-dense", "rope.freq_base", 5000.0),
+        ("cogvlm-dense", "rope.scaling.type", "yarn"),
+        ("gemma4-dense", "attention.head_count_kv", [2, 2, 1, 2, 2, 1, 4, 1]),
         ("lfm2-dense", "attention.causal", False),
         ("gemma3-dense", "attention.causal", False),
     ],
@@ -124,6 +133,21 @@ def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, t
     others = {"hrm.h_cycles": "block_count", "hash_layer_count": "ffn_gate_tid2eid"}
     named = others.get(key, key)
     with pytest.raises(GGUFError, match=named):
+        Engine.load(path)
+
+
+@pytest.mark.parametrize("name", ["kimi-linear-moe", "hy_v3-moe", "step35-moe"])
+def test_experts_without_the_shared_one_that_their_graph_reads_are_refused(name, tmp_path):
+    """llama.cpp loads such a file, and adds the activation of what the expert would read."""
+    with pytest.raises(GGUFError, match=r"missing.*ffn_gate_shexp"):
+        Engine.load(write_kit_model(name, tmp_path / "m.gguf", without="shexp"))
+
+
+def test_attention_of_deci_without_a_feed_forward_part_is_refused(tmp_path):
+    """llama.cpp leaves out such a layer."""
+    changed = {"feed_forward_length": [160, 96, 0, 128]}
+    path = write_kit_model("deci-layers-dense", tmp_path / "m.gguf", changed, without="blk.2.ffn")
+    with pytest.raises(GGUFError, match="feed_forward_length"):
         Engine.load(path)
 
 

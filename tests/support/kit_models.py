@@ -51,8 +51,13 @@ def token_ids(name: str) -> list[int]:
     return (3 + uniform * (_n_vocab(spec) - 3)).astype(int).tolist()
 
 
-def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None) -> Path:
-    """Write the model of this name, the same bytes everywhere; changed: values of some keys."""
+def write_kit_model(
+    name: str, path: Path, changed: dict[str, Any] | None = None, without: str = "no tensor"
+) -> Path:
+    """Write the model of this name, the same bytes everywhere; changed: values of some keys.
+
+    without: part of the names of tensors that are left out.
+    """
     spec = specs()[name]
     writer = gguf.GGUFWriter(path, spec["arch"])
     for key, (types, old) in spec["kv"].items():
@@ -61,6 +66,8 @@ def write_kit_model(name: str, path: Path, changed: dict[str, Any] | None = None
         writer.add_key_value(key, value, gguf.GGUFValueType(types[0]), element)
     _write_vocab(writer, _n_vocab(spec))
     for tensor, shape, type_ in spec["tensors"]:
+        if without in tensor:
+            continue
         if type_ == gguf.GGMLQuantizationType.I32:
             writer.add_tensor(tensor, _experts_of_tokens(spec, tensor, shape))
             continue

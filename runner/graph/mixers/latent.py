@@ -47,6 +47,11 @@ def latent_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     }
 
 
+def key_scaled(hp: HParams) -> dict[str, Any]:
+    """Fields of HParams: what scores are multiplied by, YaRN or none."""
+    return {"attention_scale": hp.latent.n_key**-0.5}
+
+
 def yarn_scaled(hp: HParams) -> dict[str, Any]:
     """Fields of HParams: what scores are multiplied by, and cosines where YaRN stretches them."""
     scaling, scale = hp.rope_scaling, hp.latent.n_key**-0.5
