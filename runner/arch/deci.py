@@ -1,6 +1,7 @@
 """Nemotron NAS (DeciLM): as llama; layers differ, and some lack attention or have one product."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import self_attention
@@ -22,8 +23,11 @@ def layer(g: Graph, il: int) -> None:
         raise UnsupportedKey("feed_forward_length", what)
     if il not in g.hp.recurrent:
         add(g, self_attention(g, il, norm(g, g.x, w.attn_norm)))
-    elif w.attn_output:
-        add(g, linear(g, norm(g, g.x, w.attn_norm), w.attn_output))
+    else:
+        _ = w.attn_output.bias  # llama.cpp adds it only where there is attention
+        if w.attn_output:
+            product = replace(w.attn_output, added=None)
+            add(g, linear(g, norm(g, g.x, w.attn_norm), product))
     if n_ff:
         add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
 
