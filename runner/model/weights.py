@@ -337,6 +337,7 @@ class _Loader:
         if qkv and not found["attn_q"] and starts:
             del found["attn_qkv"]
             sizes = hp.n_embd_q, hp.n_embd_kv, hp.n_embd_kv
+            self._check_biases_beside(prefix, qkv)
             for name, first, n in zip("qkv", starts, sizes, strict=True):
                 last = first + n
                 own = f"{prefix}attn_{name}.bias"
@@ -355,6 +356,17 @@ class _Loader:
         if hp.latent.n_latent and found["attn_kv_b"]:
             found |= _absorbed(found["attn_kv_b"], prefix, hp)
         return Tensors(found)
+
+    def _check_biases_beside(self, prefix: str, qkv: Tensor) -> None:
+        """Raise GGUFError for biases of some of Q, K and V, where one matrix is of them all.
+
+        llama.cpp loads them, and then adds none.
+        """
+        names = [f"attn_{name}.bias" for name in "qkv"]
+        there = [name for name in names if prefix + name in self._file.tensors]
+        if qkv.added is None and 0 < len(there) < 3 and not set(there) <= set(self._unread):
+            what = f"beside one matrix of Q, K and V, expected {', '.join(names)}, or none"
+            raise self._file.error(what, key=prefix + there[0])
 
     def _starts_of_qkv(self) -> tuple[int, ...]:
         """The first rows of Q, K and V in one matrix; () where it is another kind of matrix.

@@ -4,6 +4,7 @@ Each model is read whole and in one other way, which changes from model to model
 all five ways of each. `--device cuda` runs them on a GPU.
 """
 
+import kit_models
 import pytest
 from kit_models import golden, specs, token_ids, write_kit_model
 from kit_runs import HOW, far_off, run
@@ -141,6 +142,17 @@ def test_experts_without_the_shared_one_that_their_graph_reads_are_refused(name,
     """llama.cpp loads such a file, and adds the activation of what the expert would read."""
     with pytest.raises(GGUFError, match=r"missing.*ffn_gate_shexp"):
         Engine.load(write_kit_model(name, tmp_path / "m.gguf", without="shexp"))
+
+
+def test_biases_of_some_of_a_joint_matrix_are_refused(tmp_path, monkeypatch):
+    """llama.cpp loads them, and adds none."""
+    spec = specs()["nomic-bert-dense"]
+    n = {t[0]: t[1] for t in spec["tensors"]}["blk.0.attn_output.weight"][1]
+    more = spec | {"tensors": [*spec["tensors"], ["blk.0.attn_q.bias", [n], 0]]}
+    monkeypatch.setattr(kit_models, "specs", lambda: {"one": more})
+    path = write_kit_model("one", tmp_path / "m.gguf")
+    with pytest.raises(GGUFError, match=r"expected attn_q.bias, attn_k.bias, attn_v.bias, or none"):
+        Engine.load(path)
 
 
 def test_attention_of_deci_without_a_feed_forward_part_is_refused(tmp_path):
