@@ -320,10 +320,10 @@ def asked_of(body: bytes) -> Asked:
 
 
 def _outer_fields(body: bytes) -> dict[str, Any]:
-    """Those of _ASKED among the fields of a large object; what is no text or number is a list of nothing.
+    """The fields named in _ASKED of a large JSON object; other than texts and numbers: [None].
 
-    A bracket or a text a step, so that other threads run in between: of the whole, json.loads would
-    keep them waiting for seconds. Raises ValueError.
+    It takes one bracket or string at a time, so that other threads run in between; json.loads of
+    the whole would block them for seconds. Raises ValueError.
     """
     found: dict[str, Any] = {}
     depth, at = 0, 0
