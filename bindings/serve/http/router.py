@@ -4,6 +4,7 @@ With one model, whatever name a request has, that one answers.
 """
 
 import asyncio
+import json
 import math
 import re
 import time
@@ -325,7 +326,7 @@ def _outer_fields(body: bytes) -> dict[str, Any]:
     It takes one bracket or string at a time, so that other threads run in between; json.loads of
     the whole would block them for seconds. Raises ValueError.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, bytes | None] = {}
     depth, at = 0, 0
     while (mark := _MARK.search(body, at)) is not None:
         at, text = mark.end(), mark[0]
@@ -335,12 +336,14 @@ def _outer_fields(body: bytes) -> dict[str, Any]:
         if len(text) < 2 or text[-1:] != b'"':
             raise ValueError("a text without an end")
         colon = _COLON.match(body, at) if depth == 1 and len(text) <= _LONGEST_KEY else None
-        if colon is None or (key := loads(text)) not in _ASKED:
+        if colon is None:
             continue
-        value = _VALUE.match(body, colon.end())
-        found[key] = [None] if value is None else loads(value[0])
-        at = colon.end() if value is None else value.end()
-    return found
+        key = json.loads(text) if b"\\" in text else text[1:-1].decode()
+        if key in _ASKED:
+            value = _VALUE.match(body, colon.end())
+            found[key] = None if value is None else value[0]
+            at = colon.end() if value is None else value.end()
+    return {key: [None] if raw is None else loads(raw) for key, raw in found.items()}
 
 
 def _asks_for_model(scope: Scope) -> bool:
