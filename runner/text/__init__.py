@@ -1,1 +1,1 @@
-"""Text."""
+"""Text to tokens and back: tokenizers, chat templates, and readers of thinking and tool calls."""
