@@ -1,18 +1,29 @@
 """Decode steps with a method on a GPU: layers of Llama-3.1-8B's heads in one graph, op by op.
 
-Run it as `python -m tamis.tools.bench_select N_KV METHOD [METHOD...]`. A layer's time is that of a
-graph of LAYERS over LAYERS, alternating with dense attention's. Queries differ by layer and, for
-methods with references, a head's are new at a step with the probability NEW. Keys: of CLUSTERS
-directions a head, each key one of them and noise; a query looks at a few of them. At 128K less than
-0.2 % of the keys have 90 % of the weight, more peaked than a model's; random keys have no such
-place. The last lines are JSON.
+Run it as `python -m tamis.tools.bench_select N_KV [--captured FILE] METHOD [METHOD...]`. A layer's
+time is that of a graph of LAYERS over LAYERS, alternating with dense attention's. Its floor is the
+time of the bytes that the method reads at the rate of a large copy of the same run: of scores, as
+its ops say, and of attention's keys and values.
+
+Keys are of CLUSTERS directions a head, each key one of them and noise; a query looks at a few of
+them. At 128K less than 0.2 % of the keys have 90 % of the weight, more peaked than a model's;
+random keys have no such place. Queries differ by layer and, for methods with references, a head's
+are new at a step with the probability NEW.
+
+With --captured they are a model's: an npz of q [layers, heads, positions, width], the last
+positions' queries, and k [layers, KV heads, positions, width] after RoPE. KV heads of all its
+layers are those of the bench; a narrower head is repeated and its queries made shorter, so that
+logits stay as they are; positions are repeated up to N_KV. A step's queries are the next
+position's. The last lines are JSON.
 """
 
+import argparse
 import json
 import statistics
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,74 +32,155 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import Recording, Rows, SelectorShape
 from tamis.select.notation import parse_method
-from tamis.tools.bench_cuda import HEAD_DIM, N_HEAD, N_HEAD_KV, Cache, record_attend
+from tamis.tools.bench_cuda import HEAD_DIM, N_HEAD, N_HEAD_KV, Cache, copy_rate, record_attend
 
 LAYERS, STEPS, EARLY = 8, 16, 2  # the first steps, in which things are made, do not count
 CLUSTERS, LOOKED_AT = 2048, 4
 NEW = 0.15
+PAST = 32  # queries of a prompt's end that methods learn from
+GROUP = N_HEAD // N_HEAD_KV
 
 
-def clustered(n_kv: int, seed: int = 0) -> tuple[Cache, np.ndarray]:
-    """A KV cache of such keys, with room for STEPS more positions, and the directions."""
+class Keys(Protocol):
+    """A KV cache with room for STEPS more positions, and queries that look at it."""
+
+    cache: Cache
+
+    def past(self, layer: int) -> np.ndarray:
+        """The queries of PAST positions before the first step, f32 [PAST, N_HEAD, HEAD_DIM]."""
+
+    def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
+        """Those of step i, f32 [N_HEAD, HEAD_DIM]; `before` are the last step's, if any.
+
+        part: of the heads that look elsewhere than before, where a source of keys can choose.
+        """
+
+
+def cached(n_kv: int, keys_of: Callable[[int], np.ndarray], seed: int = 0) -> Cache:
+    """Pages in random order, of keys_of(page) [N_HEAD_KV, PAGE, HEAD_DIM] and random values."""
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((N_HEAD_KV, CLUSTERS, HEAD_DIM), np.float32)
     n_page = -(-(n_kv + STEPS) // PAGE)
     pages = [zeros((n_page, N_HEAD_KV, PAGE, HEAD_DIM), np.float16) for _ in range(2)]
     table = rng.permutation(n_page).astype(np.int32)
     for page in range(n_page):
-        # Neighbours are often of one direction, as a text stays with what it is about.
-        of = np.repeat(rng.integers(0, CLUSTERS, (N_HEAD_KV, PAGE // 4)), 4, axis=1)
-        noise = rng.standard_normal((N_HEAD_KV, PAGE, HEAD_DIM), np.float32)
-        keys = np.take_along_axis(centres, of[..., None], axis=1)
-        pages[0][page] = keys + np.float32(0.5) * noise
+        pages[0][table[page]] = keys_of(page)
         pages[1][page] = rng.standard_normal((N_HEAD_KV, PAGE, HEAD_DIM), np.float32)
     step = np.array([1, n_kv - 1, 0, 0, n_kv])
     q = zeros((1, N_HEAD, HEAD_DIM), np.float32)
-    return Cache(KVView(pages[0], pages[1], table, table), step, q, n_kv), centres
+    return Cache(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
 
-def queries(rng: np.random.Generator, centres: np.ndarray) -> np.ndarray:
-    """A query of each head: the sum of some of its keys' directions, and noise."""
-    chosen = rng.integers(0, CLUSTERS, (N_HEAD, LOOKED_AT))
-    of_head = centres[np.arange(N_HEAD)[:, None] // (N_HEAD // N_HEAD_KV), chosen]
-    strength = rng.uniform(0.4, 1, (N_HEAD, LOOKED_AT, 1))
-    noise = rng.standard_normal((N_HEAD, HEAD_DIM)) / 4
-    return (1.5 * ((of_head * strength).sum(axis=1) + noise)).astype(np.float32)
+class Directions:
+    """Keys of some directions with noise."""
+
+    def __init__(self, n_kv: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self._centres = centres = rng.standard_normal((N_HEAD_KV, CLUSTERS, HEAD_DIM), np.float32)
+        self._rng = np.random.default_rng(1)
+
+        def keys_of(_page: int) -> np.ndarray:
+            # Neighbours are often of one direction, as a text stays with what it is about.
+            of = np.repeat(rng.integers(0, CLUSTERS, (N_HEAD_KV, PAGE // 4)), 4, axis=1)
+            noise = rng.standard_normal((N_HEAD_KV, PAGE, HEAD_DIM), np.float32)
+            keys = np.take_along_axis(centres, of[..., None], axis=1)
+            return np.asarray(keys + np.float32(0.5) * noise)
+
+        self.cache = cached(n_kv, keys_of, seed)
+
+    def past(self, layer: int) -> np.ndarray:
+        """Another query every fourth position."""
+        found = [self._queries() for _ in range(PAST // 4)]
+        return np.repeat(found, 4, axis=0)
+
+    def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
+        """As before, but of a part of the heads."""
+        if before is None:
+            return self._queries()
+        new = self._rng.random(N_HEAD) < part
+        return np.where(new[:, None], self._queries(), before) if new.any() else before
+
+    def _queries(self) -> np.ndarray:
+        """A query of each head: the sum of some of its keys' directions, and noise."""
+        rng = self._rng
+        chosen = rng.integers(0, CLUSTERS, (N_HEAD, LOOKED_AT))
+        of_head = self._centres[np.arange(N_HEAD)[:, None] // GROUP, chosen]
+        strength = rng.uniform(0.4, 1, (N_HEAD, LOOKED_AT, 1))
+        noise = rng.standard_normal((N_HEAD, HEAD_DIM)) / 4
+        return (1.5 * ((of_head * strength).sum(axis=1) + noise)).astype(np.float32)
+
+
+class Captured:
+    """Keys and queries of a model, from a file."""
+
+    def __init__(self, n_kv: int, file: Path) -> None:
+        with np.load(file) as data:
+            q, k = data["q"], data["k"]
+        (n_layer, n_head_kv, n_pos, width), n_head, n_query = k.shape, q.shape[1], q.shape[2]
+        times, group = HEAD_DIM // width, n_head // n_head_kv
+        if width * times != HEAD_DIM or n_layer * n_head_kv < N_HEAD_KV or group < GROUP:
+            raise ValueError(
+                f"{file}: {n_layer} layers of {n_head_kv} KV heads and {n_head} heads of {width}, "
+                f"expected {N_HEAD_KV} KV heads with {GROUP} heads each and a divisor of {HEAD_DIM}"
+            )
+        if n_query < PAST + STEPS + LAYERS:
+            raise ValueError(f"{file}: {n_query} queries, expected {PAST + STEPS + LAYERS} or more")
+        k = np.tile(k.reshape(-1, n_pos, width)[:N_HEAD_KV], (1, 1, times))
+        q = q.reshape(n_layer * n_head_kv, group, n_query, width)[:N_HEAD_KV, :GROUP]
+        q = np.tile(q.astype(np.float32), times) / np.float32(times**0.5)
+        self._q = np.ascontiguousarray(q.reshape(N_HEAD, n_query, HEAD_DIM).swapaxes(0, 1))
+        # A layer's queries end where there is room for those of its steps.
+        self._apart = (n_query - PAST - STEPS) // LAYERS
+        # The last query is at the file's last position: so is the last step's, up to STEPS.
+        first = (n_kv - n_pos) % n_pos
+
+        def keys_of(page: int) -> np.ndarray:
+            at = (PAGE * page + np.arange(PAGE) - first) % n_pos
+            return np.asarray(k[:, at])
+
+        self.cache = cached(n_kv, keys_of)
+
+    def past(self, layer: int) -> np.ndarray:
+        """Those before a place of the layer."""
+        first = self._apart * layer
+        return self._q[first : first + PAST]
+
+    def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
+        """Those that follow."""
+        return np.asarray(self._q[self._apart * layer + PAST + i])
 
 
 class Steps:
     """A method's decode steps over a cache, from its position on."""
 
-    def __init__(self, backend: CudaBackend, attn: str, cache: Cache, centres: np.ndarray) -> None:
-        self.backend, self.attn, self.cache = backend, attn, cache
-        self._centres, self._rng = centres, np.random.default_rng(1)
+    def __init__(self, backend: CudaBackend, attn: str, keys: Keys) -> None:
+        self.backend, self.attn, self.cache, self._keys = backend, attn, keys.cache, keys
+        cache = self.cache
         n_ctx = -(-(cache.n_kv + STEPS) // PAGE) * PAGE
         shape = SelectorShape(LAYERS, N_HEAD, N_HEAD_KV, HEAD_DIM, n_ctx, 1, (0,) * LAYERS)
         self.state = parse_method(attn).open(shape)
         self._q = [zeros(cache.q.shape, np.float32) for _ in range(LAYERS)]
         self._linked: dict[str, CudaProgram] = {}
         self._at, self._last = cache.n_kv - 1, ""
-        self._selections: list[Selection] = []
-        self.renew(1.0)
+        self._selections: dict[str, Selection] = {}  # of the last layer, by phase
         self._look_back()
+        self.renew(0)
 
-    def renew(self, part: float) -> None:
-        """Give this part of the heads another query."""
-        for q in self._q:
-            new = self._rng.random(N_HEAD) < part
-            q[0, new] = queries(self._rng, self._centres)[new]
+    def renew(self, i: int) -> None:
+        """Take the queries of step i; of methods with references, some heads' as before."""
+        part = NEW if self.attn.startswith("cpe") else 0.0
+        for layer, q in enumerate(self._q):
+            q[0] = self._keys.step(layer, i, q[0].copy() if i > 0 else None, part)
         if self._linked:
             self.backend.send(*self._q)
 
     def _look_back(self) -> None:
         """Observe the queries of the last positions before the first step, as a prompt's end."""
-        n_past, cache = 32, self.cache
-        step, program = np.array([n_past, self._at - n_past, 0, 0, self._at]), Program()
-        rec = Recording(program, step, n_past, 16)
+        cache = self.cache
+        step, program = np.array([PAST, self._at - PAST, 0, 0, self._at]), Program()
+        rec = Recording(program, step, PAST, 16)
         for layer in range(LAYERS):
-            q = zeros((n_past, N_HEAD, HEAD_DIM), np.float32)
-            for t in range(n_past):
-                q[t] = queries(self._rng, self._centres) if t % 4 == 0 else q[t - 1]
+            q = zeros((PAST, N_HEAD, HEAD_DIM), np.float32)
+            q[...] = self._keys.past(layer)
             self.state.observe(rec, layer, q, cache.kv, self.state.everything(rec))
         if len(program):
             self.backend.run(self.backend.link(program))
@@ -99,7 +191,7 @@ class Steps:
         rec = Recording(program, cache.step, 1, 1)
         for layer, q in enumerate(self._q):
             sel = self.state.decode(rec, layer, q, cache.kv)
-            self._selections.append(sel)
+            self._selections[self._last] = sel
             out = zeros(q.shape, np.float32)
             own = cache._replace(q=q)
             record_attend(program, own, Rows(cache.step, 1, sel, out), self.backend.n_part)
@@ -109,12 +201,12 @@ class Steps:
 
     def next(self, *, stay: bool = False) -> Callable[[], Any]:
         """Go to the next position, or stay at this one; what runs its step."""
-        phase = self.state.phase(self._at)
+        self._last = phase = self.state.phase(self._at)
         if phase not in self._linked:
             self._linked[phase] = self._record()
-        self._last, linked = phase, self._linked[phase]
+        linked = self._linked[phase]
         self.cache.step[1] = self._at
-        self.backend.send(self.cache.step)
+        self.backend.send(self.cache.step, *self.state.planned)
         self._at += not stay
         return lambda: self.backend.run(linked)
 
@@ -140,22 +232,31 @@ class Steps:
 
     def kept(self) -> float:
         """The share of positions that a row of the last step reads."""
-        sel = self._selections[-1]
+        sel = self._selections[self._last]
         self.backend.fetch(sel.indptr)
         return sel.block * int(sel.indptr[-1]) / (len(sel.indptr) - 1) / (self._at + 1)
+
+    def n_bytes(self) -> float:
+        """Bytes that a layer of the last step reads: of scores, and of its last layer's keys."""
+        program, pos = self._linked[self._last].program, self._at - 1
+        self.backend.fetch(*program.named("chosen", "meta", "extent"))
+        scored = sum(call.cost(1, pos)[0] for call in program.calls) / LAYERS
+        n_row = self._selections[self._last].n_row
+        return scored + n_row * self.kept() * (pos + 1) * self.cache.kv.row_bytes
 
 
 def measure(backend: CudaBackend, attn: str, dense: Steps, steps: Steps) -> dict[str, Any]:
     """Times of a layer in microseconds: of each step, alternating with dense attention."""
-    time, own, others = backend.device.time, [], []
+    time, own, others, n_bytes = backend.device.time, [], [], []
     for i in range(STEPS):
-        if attn.startswith("cpe"):
-            steps.renew(NEW)
+        if i > 0:
+            steps.renew(i)
         us = 1e6 * time(steps.next()) / LAYERS
         other = 1e6 * time(dense.next(stay=True)) / LAYERS
         if i >= EARLY:
             own.append(us)
             others.append(other)
+            n_bytes.append(steps.n_bytes())
     ratios = sorted(d / o for d, o in zip(others, own, strict=True))
     return {
         "method": attn,
@@ -166,28 +267,46 @@ def measure(backend: CudaBackend, attn: str, dense: Steps, steps: Steps) -> dict
         "dense": statistics.median(others),
         "faster": [ratios[0], statistics.median(ratios), ratios[-1]],
         "kept": steps.kept(),
+        "n_bytes": statistics.median(n_bytes),
         "ops": steps.by_op(),
     }
 
 
+def write(row: dict[str, Any], rate: float) -> None:
+    """Print a method's line and a line for each of its ops; rate: bytes a microsecond."""
+    few, half, most = row["faster"]
+    floor = row["n_bytes"] / rate
+    sys.stdout.write(
+        f"{row['method']:34} {row['median']:7.1f} us a layer (mean {row['mean']:.1f}, "
+        f"{row['least']:.1f} to {row['most']:.1f}), dense {row['dense']:.1f}: {half:.2f} "
+        f"({few:.2f} to {most:.2f}) times faster, keeps {row['kept']:.4f}; floor {floor:.1f} us, "
+        f"{floor / row['median']:.0%} of it\n"
+    )
+    for name, us in row["ops"].items():
+        sys.stdout.write(f"    {name:20} " + "".join(f"{x:8.1f}" for x in us) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Print a line a method, then JSON."""
-    backend, n_kv = CudaBackend(), int(sys.argv[1])
-    cache, centres = clustered(n_kv)
-    dense, rows = Steps(backend, "dense", cache, centres), []
+    parser = argparse.ArgumentParser()
+    parser.add_argument("n_kv", type=int)
+    parser.add_argument("--captured", type=Path)
+    parser.add_argument("methods", nargs="+")
+    args = parser.parse_args()
+    backend = CudaBackend()
+    copied = copy_rate(backend)
+    rate = copied.n_bytes / copied.seconds / 1e6
+    keys = Captured(args.n_kv, args.captured) if args.captured else Directions(args.n_kv)
+    sys.stdout.write(f"{backend.device.name}, a copy of 2 GiB: {rate / 1e6:.2f} TB/s\n")
+    dense, rows = Steps(backend, "dense", keys), []
     backend.device.time(dense.next(stay=True))
-    for attn in sys.argv[2:]:
-        row = measure(backend, attn, dense, Steps(backend, attn, cache, centres))
-        rows.append({"device": backend.device.name, "n_kv": n_kv, **row})
-        few, half, most = row["faster"]
-        sys.stdout.write(
-            f"{attn:34} {row['median']:7.1f} us a layer (mean {row['mean']:.1f}, {row['least']:.1f}"
-            f" to {row['most']:.1f}), dense {row['dense']:.1f}: {half:.2f} ({few:.2f} to "
-            f"{most:.2f}) times faster, keeps {row['kept']:.4f}\n"
-        )
-        for name, us in row["ops"].items():
-            sys.stdout.write(f"    {name:20} " + "".join(f"{x:8.1f}" for x in us) + "\n")
-        sys.stdout.flush()
+    for attn in args.methods:
+        row = measure(backend, attn, dense, Steps(backend, attn, keys))
+        source = args.captured.name if args.captured else "directions"
+        known = {"device": backend.device.name, "n_kv": args.n_kv, "keys": source, "rate": rate}
+        rows.append({**known, **row})
+        write(row, rate)
     for row in rows:
         sys.stdout.write(json.dumps(row) + "\n")
 
