@@ -79,7 +79,8 @@ def test_scores_of_the_middle(head_dim, heads, group, type_k, pos, n_sink, n_loc
     scales = k if type_k == "f16" else k["d"]
     scales[:low] = scales[high:] = np.nan
     table = page_table(rng, pos + 1, 14)
-    counts = np.array([group, 0], np.int32) if partly else np.full(2, heads, np.int32)
+    asking = [group, 0][:: -1 if n_sink == 4 else 1]  # by the first KV head, or by the second
+    counts = np.array(asking, np.int32) if partly else np.full(2, heads, np.int32)
     by_head = np.einsum("hgd,jhd->hgj", q.astype(float), numbers(k))
     before = normal(rng, n_head_kv, heads, capacity)
     unset = np.full((n_head_kv, heads, capacity // 16), 7, np.float32)

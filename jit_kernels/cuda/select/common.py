@@ -102,6 +102,22 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
     stage, best_of = staging(head_dim, heads, key_at, type_k), joined(group)
 
     @device
+    def asked_of(counts, h):
+        """How many of a KV head's query heads are scored."""
+        return load_i32(counts + 4 * h) if counts != 0 else heads
+
+    @device
+    def asking_head(counts, i):
+        """The i-th KV head of those that have any."""
+        h = i
+        if counts != 0:
+            h = 0
+            while i > 0 or load_i32(counts + 4 * h) == 0:
+                i -= 1 if load_i32(counts + 4 * h) > 0 else 0
+                h += 1
+        return h
+
+    @device
     def put_maxima(shared, n, tops, stride):
         for i in range(thread(), n // group * SUBSPAN, THREADS):
             r, at = i // SUBSPAN * group, i % SUBSPAN
@@ -116,11 +132,13 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
         first, last = low // PAGE, (high + PAGE - 1) // PAGE
         begin = low // SPAN
         n_span = (PAGE * last + SPAN - 1) // SPAN - begin if high > low else 0
-        for item in range(tid, a.n_head_kv * n_span, n_thread):
-            h, span = item % a.n_head_kv, begin + item // a.n_head_kv
-            n = load_i32(a.counts + 4 * h) if a.counts != 0 else heads
-            if n == 0:
-                continue
+        # Numbered are the KV heads that ask: all items of a block could be of one that does not.
+        n_asking = 0
+        for h in range(a.n_head_kv):
+            n_asking += 1 if asked_of(a.counts, h) > 0 else 0
+        for item in range(tid, n_asking * n_span, n_thread):
+            h, span = asking_head(a.counts, item % n_asking), begin + item // n_asking
+            n = asked_of(a.counts, h)
             keys = a.k_pages, a.k_table, a.n_head_kv, h, first, last
             stage(shared, a.q + 4 * head_dim * heads * h, n, keys, SPAN * span)
             j = SPAN * span + thread()
