@@ -156,7 +156,8 @@ class Steps:
         self.backend, self.attn, self.cache, self._keys = backend, attn, keys.cache, keys
         cache = self.cache
         n_ctx = -(-(cache.n_kv + STEPS) // PAGE) * PAGE
-        shape = SelectorShape(LAYERS, N_HEAD, N_HEAD_KV, HEAD_DIM, n_ctx, 1, (0,) * LAYERS)
+        heads = (N_HEAD, N_HEAD_KV, HEAD_DIM)
+        shape = SelectorShape(LAYERS, *heads, n_ctx, 1, (0,) * LAYERS, on_gpu=True)
         self.state = parse_method(attn).open(shape)
         self._q = [zeros(cache.q.shape, np.float32) for _ in range(LAYERS)]
         self._linked: dict[str, CudaProgram] = {}

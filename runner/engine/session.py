@@ -750,7 +750,8 @@ def _opened(
     """The method's state at each place, and the bytes that they keep of the keys, by device."""
     chosen, copies = [], dict.fromkeys((place.kv_device for place in loaded.places), 0)
     for place in loaded.places:
-        chosen.append(selector.open(replace(shape, int8_keys=place.kv_backend.on_host)))
+        on_host = place.kv_backend.on_host
+        chosen.append(selector.open(replace(shape, on_gpu=not on_host, int8_keys=on_host)))
         copies[place.kv_device] += chosen[-1].n_bytes
     return chosen, copies
 

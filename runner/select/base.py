@@ -43,6 +43,7 @@ class SelectorShape:
     n_ubatch: int
     window: tuple[int, ...]  # a layer's own sliding window, 0 = full
     attention_scale: float = 0.0  # what scores are multiplied by; 0: head_dim ** -0.5
+    on_gpu: bool = False  # where keys are chosen
     int8_keys: bool = False  # whether scores of all keys are by a copy in int8: see key_codes.py
 
     def __post_init__(self) -> None:

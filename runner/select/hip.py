@@ -15,7 +15,8 @@ The defaults depart further, because with grouped heads the paper's sets, one a 
 bytes than they save:
 - `rep="mean"`: the mean of a chunk's keys stands for it, in a byte an element and two floats. Means
   are kept: of blocks, of four blocks, of 16 and so on; a chunk has four branches, and the search
-  starts at the first level of at most 4 k / b_k chunks. They take (d + 8) 4 / (3 b_k) bytes a key.
+  starts at the first level of at most 4 k / b_k chunks (on a GPU, where rounds wait for each other,
+  of 16,384 if these are more, which finds more weight). They take (d + 8) 4 / (3 b_k) bytes a key.
 - `rows="group"`: one set for the query heads that share a KV head, by the sum of their weights, 2^x
   (in straight lines) of q . k - log sum exp, the sum over sinks and window: without it the head
   with the longest queries chooses for all.
@@ -45,6 +46,7 @@ from tamis.select.base import (
 )
 
 REFRESH, REUSE = "refresh", "reuse"
+AT_ONCE = 1 << 14  # means that a GPU scores at once: at 128K positions units of 8 keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ class _State(SelectorState):
     ) -> None:
         p, shape = self._params, self.shape
         group, n_near = shape.n_head // self._n_row, p.b_k * (p.n_sink + 1) + p.local
-        work = ops.hip_work(shape.head_dim, group, n_sample, p.n_chunk, n_near)
+        n_flat = self._n_flat(given["mask_block"])
+        work = ops.hip_work(shape.head_dim, group, n_sample, n_flat, n_near)
         means = self._means_of(layer)
         rec.program.add(
             ops.HIP_MEANS,
@@ -228,11 +231,17 @@ class _State(SelectorState):
             (shape.head_dim, group, type_k),
             cost=self._search_cost(n_sample, given["mask_block"]),
             work=np.zeros((len(given["mask"]), work), np.float32),
+            n_flat=n_flat,
             n_near=n_near,
             scale=shape.scale,
             **given,
             **means,
         )
+
+    def _n_flat(self, mask_block: int) -> int:
+        """Means that a search scores at once; a GPU's blocks share those of a decode step."""
+        least = ops.SIBLINGS * self._params.n_chunk
+        return max(least, AT_ONCE) if self.shape.on_gpu and mask_block == 1 else least
 
     def _means_of(self, layer: int) -> dict[str, Any]:
         """The arrays of a layer's means, and their sizes."""
@@ -265,19 +274,20 @@ class _State(SelectorState):
         )
 
     def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
-        """Sinks and window, then at most 4 n_chunk means a round."""
+        """Sinks and window, the means of the first level, then at most 4 n_chunk a round."""
         p, shape = self._params, self.shape
-        of_mean = shape.head_dim + 8
+        of_mean, n_flat = shape.head_dim + 8, self._n_flat(mask_block)
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
             n_mask = -(-n_tok // mask_block) * self._n_row
             n_block = max(0, pos + n_tok - p.local) // p.b_k
             n_near = min(pos + n_tok, p.b_k * p.n_sink + p.local)
-            n_mean, most = 0, 4 * p.n_chunk
+            n_mean = 0
             for level in range(self._top + 1):
-                n_mean += min(n_block >> 2 * level, most)
-                if n_block >> 2 * level <= most:
+                if n_block >> 2 * level <= n_flat:
+                    n_mean += n_block >> 2 * level
                     break
+                n_mean += ops.SIBLINGS * p.n_chunk
             n_bytes = 2 * shape.head_dim * n_near + of_mean * n_mean
             n_product = (n_near + n_mean) * n_sample * shape.n_head // self._n_row
             return n_mask * n_bytes, 2 * n_mask * n_product * shape.head_dim

@@ -95,6 +95,30 @@ def test_the_best_of_rows_that_are_held_in_part_and_in_whole(monkeypatch, held, 
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("few", [3, 256])
+def test_the_best_of_weights_of_all_sizes(monkeypatch, few):
+    rng = np.random.default_rng(few)
+    for weights in (
+        np.exp2(rng.uniform(-120, 120, 150)),
+        np.exp2(rng.integers(-3, 3, 150)),
+        np.full(150, 0.25),
+        1e9 + np.arange(150),
+    ):
+        row, out = weights.astype(np.float32), np.full(40, -1, np.int32)
+        with as_python(*MODULES):
+            monkeypatch.setattr(radix_topk, "FEW", few)
+
+            def body(row=row, out=out):
+                at = row.ctypes.data
+                radix_topk.hold(0, at, 0, 150)
+                radix_topk.write_best_weights((0, at, 0), 5, 150, 40, out.ctypes.data)
+
+            run_block(body, 64, [row, out])
+            monkeypatch.undo()
+        best = 5 + np.argsort(-row[5:], kind="stable")[:40]
+        np.testing.assert_array_equal(out, np.sort(best))
+
+
 @pytest.mark.parametrize("n_block", [3, 8])  # of two or three rows
 @pytest.mark.parametrize(
     "name",

@@ -203,7 +203,7 @@ def weight(x):
     return np.exp2(np.floor(x)) * (1 + x - np.floor(x))
 
 
-def search_means(score, searched, n_chunk, n_sink):
+def search_means(score, searched, n_chunk, n_sink, n_flat):
     """Blocks that the search keeps: score(level, i)."""
 
     def best(items, level):
@@ -211,7 +211,7 @@ def search_means(score, searched, n_chunk, n_sink):
         return sorted(kept) if len(items) > n_chunk else items
 
     level = 0
-    while searched >> 2 * level > 4 * n_chunk:
+    while searched >> 2 * level > n_flat:
         level += 1
     chunks = list(range(searched >> 2 * level))
     while level:
@@ -224,12 +224,15 @@ def search_means(score, searched, n_chunk, n_sink):
 
 
 @pytest.mark.parametrize("block", [1, 5])
-@pytest.mark.parametrize(("n_sink", "n_local", "n_chunk"), [(0, 1, 1), (1, 20, 5), (2, 33, 24)])
+@pytest.mark.parametrize(
+    ("n_sink", "n_local", "n_chunk", "n_flat"),
+    [(0, 1, 1, 4), (1, 20, 5, 20), (1, 20, 5, 90), (2, 33, 24, 96), (2, 33, 24, 999)],
+)
 @pytest.mark.parametrize(("n_tok", "pos", "mask_block"), [(1, 0, 1), (1, 332, 1), (37, 200, 16)])
 @pytest.mark.parametrize(("head_dim", "group", "type_k"), SEARCHES)
 @in_child
 def test_the_search_keeps_the_best_chunks_of_each_level(
-    head_dim, group, type_k, n_tok, pos, mask_block, n_sink, n_local, n_chunk, block
+    head_dim, group, type_k, n_tok, pos, mask_block, n_sink, n_local, n_chunk, n_flat, block
 ):
     rng = np.random.default_rng((head_dim, pos, block, n_chunk))
     n_kv, n_row, q_stride, scale = pos + n_tok, 4, min(5, mask_block), 0.3
@@ -254,19 +257,20 @@ def test_the_search_keeps_the_best_chunks_of_each_level(
         scores = heads @ values[r // 2].T - offsets[:, None]
         scores = weight(scores / np.log(2)).sum(axis=0)
         found = search_means(
-            lambda level, i, scores=scores: scores[starts[level] + i], searched, n_chunk, n_sink
-        )
+            lambda level, i, scores=scores: scores[starts[level] + i],
+            searched, n_chunk, n_sink, n_flat,
+        )  # fmt: skip
         row[0], row[1 : 1 + len(found)] = len(found), found
     n_near = (n_sink + 1) * block + n_local
-    work = ops.hip_work(head_dim, group, -(-mask_block // q_stride), n_chunk, n_near)
+    work = ops.hip_work(head_dim, group, -(-mask_block // q_stride), n_flat, n_near)
     table = page_table(rng, n_kv, 6)
     for found in runs(
         ops.HIP_SEARCH, (head_dim, group, type_k),
         out={"mask": masks, "work": np.full((n_mask * n_row, work), np.nan, np.float32)},
         step=step_of(n_tok, pos), q=q, k_pages=paged(rows, table), k_table=table, means=means,
         extents=extents, n_row=n_row, heads_per_kv=2 * group, n_head_kv=2, room=room, top=top,
-        n_chunk=n_chunk, block=block, n_sink=n_sink, n_local=n_local, mask_block=mask_block,
-        q_stride=q_stride, n_near=n_near, scale=scale,
+        n_chunk=n_chunk, n_flat=n_flat, block=block, n_sink=n_sink, n_local=n_local,
+        mask_block=mask_block, q_stride=q_stride, n_near=n_near, scale=scale,
     ):  # fmt: skip
         # Keys that a GPU rounds weigh the heads by 1e-4 more or less: one close call may differ.
         others = np.flatnonzero((found["mask"] != expected).any(axis=1))
@@ -279,13 +283,13 @@ def test_equal_means_keep_the_lower_blocks():
     (room, top), table = ops.hip_room(100, 8), page_table(np.random.default_rng(0), 100, 3)
     means, extents = empty_means(1, 16, room, top)
     add_means(k, 1, room, top, means, extents)
-    work = ops.hip_work(16, 1, 1, 8, 14)
+    work = ops.hip_work(16, 1, 1, 32, 14)
     for found in runs(
         ops.HIP_SEARCH, (16, 1, "f16"),
         out={"mask": np.full((1, 9), -7, np.int32), "work": np.zeros((1, work), np.float32)},
         step=step_of(1, 99), q=q, k_pages=paged(k, table), k_table=table, means=means,
         extents=extents, n_row=1, heads_per_kv=1, n_head_kv=1, room=room, top=top, n_chunk=8,
-        block=1, n_sink=3, n_local=10, mask_block=1, q_stride=1, n_near=14, scale=1.0,
+        n_flat=32, block=1, n_sink=3, n_local=10, mask_block=1, q_stride=1, n_near=14, scale=1.0,
     ):  # fmt: skip
         assert found["mask"][0].tolist() == [8, *range(3, 11)]
 

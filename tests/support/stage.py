@@ -37,6 +37,7 @@ class Stage:
         shape = SelectorShape(
             n_layer=1, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim,
             n_ctx=n_page * PAGE, n_ubatch=2, window=(0,),
+            on_gpu=not (backend is None or backend.on_host),
             int8_keys=backend is None or backend.on_host,
         )  # fmt: skip
         self._shape, self.state = shape, parse_method(text).open(shape)

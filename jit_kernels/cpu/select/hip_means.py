@@ -253,10 +253,10 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
     @njit(error_model="numpy")
     def best_blocks(parents, at, means, sizes, n_head, chosen):
         """Write the n_chunk best of the searched blocks, without sinks; return the number."""
-        searched, n_chunk, n_sink, room = sizes
+        searched, n_chunk, n_flat, n_sink, room = sizes
         ids, scores = at[0], at[1]
         level = 0
-        while searched >> 2 * level > SIBLINGS * n_chunk:
+        while searched >> 2 * level > n_flat:
             level += 1
         n = searched >> 2 * level
         for i in range((n + SIBLINGS - 1) // SIBLINGS):
@@ -282,9 +282,9 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
     def kernel(tid, n_thread, a):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         n_sample = (a.mask_block + a.q_stride - 1) // a.q_stride
-        work_size = 4 * row_work(head_dim, group, n_sample, a.n_chunk, a.n_near)
+        work_size = 4 * row_work(head_dim, group, n_sample, a.n_flat, a.n_near)
         most = group * n_sample
-        capacity = SIBLINGS * (a.n_chunk + TILE)
+        capacity = a.n_flat + SIBLINGS * TILE
         apart = 4 * head_dim * a.n_row * group
         n_mean = level_start(a.room, a.top + 1)
         for item in range(tid, (n_tok + a.mask_block - 1) // a.mask_block * a.n_row, n_thread):
@@ -293,7 +293,7 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
             n_query = (min(n_tok - first, a.mask_block) + a.q_stride - 1) // a.q_stride
             queries = a.q + apart * first + 4 * head_dim * group * r, n_query, apart * a.q_stride
             parents = a.work + work_size * item
-            near = parents + 4 * (a.n_chunk + 1 + LIST_PAD)
+            near = parents + 4 * (a.n_flat // SIBLINGS + 1 + LIST_PAD)
             ids = near + 4 * (a.n_near + LIST_PAD)
             tile = ids + 8 * capacity
             extents_of = tile + TILE_ROW * (most + group)
@@ -306,7 +306,7 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
             shorten(at, queries, a.scale)
             own = a.means + head_dim * n_mean * h, a.extents + 8 * n_mean * h
             chosen = a.mask + 4 * (1 + a.n_chunk) * item
-            sizes = searched, a.n_chunk, a.n_sink, a.room
+            sizes = searched, a.n_chunk, a.n_flat, a.n_sink, a.room
             store_i32(chosen, best_blocks(parents, at, own, sizes, n_query * group, chosen + 4))
 
     return kernel

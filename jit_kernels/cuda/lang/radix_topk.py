@@ -70,16 +70,24 @@ def value_of(key):
 
 
 @device
-def bin_of(key, scale):
-    """The number of a key's counter: linear between the least and the most, which are in order.
-
-    Where their distance is no number all keys have the same.
-    """
-    low, factor = scale
-    return int32((value_of(key) - low) * factor) if factor > float32(0) else int32(0)
+def number_of(key):
+    """A key as a float32: linear in the logarithm of positive scores, nearly."""
+    return float32(uint32(key))
 
 
-def narrowing(some_of: Any) -> tuple[Any, Any, Any, Any]:
+def counting_by(measure: Any) -> Any:
+    """The function that numbers the counter of a key; measure(key): what counters are linear in."""
+
+    @device
+    def bin_of(key, scale):
+        """Counters lie between the least and the most; one has all where these have no distance."""
+        low, factor = scale
+        return int32((measure(key) - low) * factor) if factor > float32(0) else int32(0)
+
+    return bin_of
+
+
+def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
     """Functions that clear counters, find the k-th best's one, and the k-th best of those in it.
 
     The latter by digits of their keys, or pair by pair.
@@ -165,16 +173,17 @@ def narrowing(some_of: Any) -> tuple[Any, Any, Any, Any]:
     return clear, digit_of, by_digits, by_pairs
 
 
-def thresholding(some_of: Any) -> Any:
+def thresholding(some_of: Any, measure: Any = value_of) -> Any:
     """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
 
     some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on; 0 is none. It
     gives the k-th best ordered score of entries low .. high - 1, and how many equal ones are among
     k. Counters are linear between the least and the largest score, so that few threads add to the
     same; what is in the k-th one's counter is compared pair by pair, or digit by digit where it is
-    more than FEW.
+    more than FEW. Scores that are exponentials would share one counter: of these, see number_of.
     """
-    clear, digit_of, by_digits, by_pairs = narrowing(some_of)
+    bin_of = counting_by(measure)
+    clear, digit_of, by_digits, by_pairs = narrowing(some_of, bin_of)
 
     @device
     def scale_of(scores, low, high, parts):
@@ -191,8 +200,8 @@ def thresholding(some_of: Any) -> Any:
                 most = min(most, int32(~signed) if x != 0 else int32(0x7FFFFFFF))
             j += AT_ONCE * threads()
         least, most = least_of(least, parts), ~least_of(most, parts)
-        first = value_of(uint32(uint32(least) ^ uint32(0x80000000)))
-        apart = value_of(uint32(uint32(most) ^ uint32(0x80000000))) - first
+        first = measure(uint32(uint32(least) ^ uint32(0x80000000)))
+        apart = measure(uint32(uint32(most) ^ uint32(0x80000000))) - first
         some = apart > float32(1e-30) and apart < float32(3e38)
         return first, float32(BINS - 1) / apart if some else float32(0)
 
@@ -301,6 +310,7 @@ def holding(some_of: Any) -> tuple[Any, Any]:
 threshold, write_from = thresholding(some_of), writing(some_of)
 hold, some_held = holding(some_of)
 threshold_held, write_held = thresholding(some_held), writing(some_held)
+threshold_of_weights = thresholding(some_held, number_of)
 
 
 @device
@@ -319,6 +329,14 @@ def write_best_held(held, low, high, k, out):
     """As write_best, of (shared, scores, low) whose keys are held."""
     parts = cuda.shared.array(MOST_WARPS, int32)
     bar, n_tie = threshold_held(held, low, high, k, parts)
+    write_held(held, low, high, bar, n_tie, out, parts)
+
+
+@device
+def write_best_weights(held, low, high, k, out):
+    """As write_best_held, of scores that are exponentials."""
+    parts = cuda.shared.array(MOST_WARPS, int32)
+    bar, n_tie = threshold_of_weights(held, low, high, k, parts)
     write_held(held, low, high, bar, n_tie, out, parts)
 
 

@@ -208,7 +208,13 @@ def hip_select() -> list[Launch]:
         """How many entries a row has; a warp's work."""
         row, mine = row_at(a.step, a.mask, r, sizes), 0
         chosen, sinks, high, end = row
-        for j in range(lane(), load_i32(chosen), WARP):
+        n = load_i32(chosen)
+        # Blocks ascend: where the first and the last one count and bring no others, all do.
+        first = load_i32(chosen + 4) if n > 0 else sinks
+        last = load_i32(chosen + 4 * n) if n > 0 else high - 1
+        if a.n_near == 0 and first >= sinks and last < high:
+            return sinks + n + end - high
+        for j in range(lane(), n, WARP):
             first, last = around(chosen, j, sinks, high, a.n_near)
             mine += max(0, last - first)
         through = warp_through(int32(mine))

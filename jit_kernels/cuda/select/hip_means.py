@@ -46,8 +46,10 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import (
     MMA_S8,
+    ballot,
     cluster_arrive,
     cluster_wait,
+    count_bits,
     emit,
     exp2,
     keep,
@@ -60,7 +62,7 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
     HELD,
     hold,
     write_best,
-    write_best_held,
+    write_best_weights,
     write_range,
 )
 from tamis.jit_kernels.cuda.lang.target import current
@@ -267,11 +269,11 @@ def _multiplying(head_dim: int) -> tuple[Any, Any, Any]:
     return reading(load_constant), reading(load_device), multiply
 
 
-def _rating(head_dim: int, n_warp: int, cluster: int) -> Any:
-    """The function that scores the children of listed parents; the work of n_warp warps a block.
+def _rating(head_dim: int, n_warp: int) -> Any:
+    """The function that scores the children of listed parents, or of the first ones.
 
-    A warp takes eight parents: of every other one a lane has the g-th of SIBLINGS children, and of
-    eight heads two.
+    The work of some blocks of n_warp warps. A warp takes eight parents: of every other one a lane
+    has the g-th of SIBLINGS children, and of eight heads two. block: its number, and how many.
     """
     read_mean, read_head, multiply = _multiplying(head_dim)
     size = SIBLINGS * head_dim
@@ -282,17 +284,19 @@ def _rating(head_dim: int, n_warp: int, cluster: int) -> Any:
         return x + shuffle_xor(x, uint32(2))
 
     @device
+    def parent(parents, i):
+        return load_i32(parents + 4 * i) if parents != 0 else int64(i)
+
+    @device
     def rate(block, scores, heads, level, parents, n_parent):
         (numbers, words, n_head), (means, extents) = heads, level
-        last, mine = n_parent - 1, warp() + n_warp * block
-        for first in range(8 * mine, n_parent, 8 * n_warp * cluster):
+        last, mine = n_parent - 1, warp() + n_warp * block[0]
+        for first in range(8 * mine, n_parent, 8 * n_warp * block[1]):
             here = keep(lane())
             g, t = here // 4, here % 4
             sibling, p = g % SIBLINGS, first + g // SIBLINGS
-            a, b, c, d = (
-                load_i32(parents + 4 * min(p, last)), load_i32(parents + 4 * min(p + 2, last)),
-                load_i32(parents + 4 * min(p + 4, last)), load_i32(parents + 4 * min(p + 6, last)),
-            )  # fmt: skip
+            a, b = parent(parents, min(p, last)), parent(parents, min(p + 2, last))
+            c, d = parent(parents, min(p + 4, last)), parent(parents, min(p + 6, last))
             mine, at = means + 16 * t + 4 * sibling, extents + 4 * sibling
             early = read_mean(mine + size * a), read_mean(mine + size * b)
             late = read_mean(mine + size * c), read_mean(mine + size * d)
@@ -324,67 +328,79 @@ def _rating(head_dim: int, n_warp: int, cluster: int) -> Any:
 
 @device
 def child(parents, i):
-    """The i-th child of listed parents."""
-    return SIBLINGS * load_i32(parents + 4 * (i // SIBLINGS)) + i % SIBLINGS
+    """The i-th child of listed parents, or of the first ones."""
+    parent = load_i32(parents + 4 * (i // SIBLINGS)) if parents != 0 else i // SIBLINGS
+    return SIBLINGS * parent + i % SIBLINGS
 
 
-def _searching(head_dim: int, n_warp: int, cluster: int, holds: bool) -> Any:
+@device
+def first_level(searched, n_flat):
+    """The level that is scored whole."""
+    level = 0
+    while searched >> 2 * level > n_flat:
+        level += 1
+    return level
+
+
+@device
+def n_below(parents, n, n_sink):
+    """How many of the n children are before the n_sink-th block: the first ones."""
+    found, start, more = 0, 0, True
+    while more:
+        i = start + lane()
+        inside = child(parents, min(i, n - 1)) < n_sink if i < n else False
+        some = int32(count_bits(ballot(uint32(1 if inside else 0))))
+        found, start, more = found + some, start + WARP, some == WARP
+    return found
+
+
+def _searching(head_dim: int, n_warp: int, cluster: int, scanned: bool) -> Any:
     """The function that writes the n_chunk best of the searched blocks; a block's work.
 
-    The blocks of a cluster share the scores of a level, and each chooses from all of them.
+    scanned: the scores of the first level are there, and the blocks of a cluster share those of the
+    others; each chooses from all of them and writes what it lists.
     """
-    rate = _rating(head_dim, n_warp, cluster)
-
-    @device
-    def pick(shared, scores, low, n, n_chunk, picked):
-        if holds:
-            hold(shared, scores, 0, n)
-            if cluster > 1:
-                cluster_arrive()  # the scores are read
-            write_best_held((shared, scores, 0), low, n, n_chunk, picked)
-        else:
-            write_best(scores, low, n, n_chunk, picked)
+    rate = _rating(head_dim, n_warp)
 
     @device
     def meet():
-        """Wait for the scores of the other blocks."""
         if cluster > 1:
             cluster_arrive()
             cluster_wait()
-        elif holds:
+        else:
             sync_block()
 
     @device
-    def search(shared, block, lists, heads, own, sizes, mask):
-        searched, n_chunk, n_sink, room = sizes
-        parents, other = lists, lists + 4 * (n_chunk + 1)
+    def pick(shared, scores, low, n, n_chunk, picked):
+        if n - low <= n_chunk:
+            write_range(picked, low, n)
+        elif scanned:
+            hold(shared, scores, 0, n)
+            write_best_weights((shared, scores, 0), low, n, n_chunk, picked)
+        else:
+            write_best(scores, low, n, n_chunk, picked)
+        sync_block()
+
+    @device
+    def search(shared, rank, lists, heads, own, sizes, mask):
+        searched, n_chunk, n_flat, n_sink, room = sizes
+        one, other = lists, lists + 4 * (n_chunk + 1)
         picked = other + 4 * (n_chunk + 1)
-        scores, level, count = picked + 4 * n_chunk, 0, 0
-        while searched >> 2 * level > SIBLINGS * n_chunk:
-            level += 1
-        n = searched >> 2 * level
-        write_range(parents, 0, (n + SIBLINGS - 1) // SIBLINGS)
+        scores, level, count = picked + 4 * n_chunk, first_level(searched, n_flat), 0
+        n, parents, there = searched >> 2 * level, int64(0), scanned
         while n > 0:
-            sync_block()
-            start, low = level_start(room, level), 0
-            means = own[0] + head_dim * start, own[1] + 8 * start
-            rate(block, scores, heads, means, parents, (n + SIBLINGS - 1) // SIBLINGS)
-            meet()
-            while level == 0 and low < n and child(parents, low) < n_sink:
-                low += 1  # sinks are read anyway
+            if not there:
+                start = level_start(room, level)
+                means = own[0] + head_dim * start, own[1] + 8 * start
+                rate((rank, cluster), scores, heads, means, parents, (n + SIBLINGS - 1) // SIBLINGS)
+                meet()
+            there = False
+            low = n_below(parents, n, n_sink) if level == 0 else 0  # sinks are read anyway
             count = min(n - low, n_chunk)
-            if n - low > n_chunk:
-                pick(shared, scores, low, n, n_chunk, picked)
-            else:
-                write_range(picked, low, n)
-                if cluster > 1:
-                    cluster_arrive()
-            sync_block()
+            pick(shared, scores, low, n, n_chunk, picked)
             to = mask + 4 if level == 0 else other
             for i in range(keep(thread()), count, threads()):
                 store_i32(to + 4 * i, child(parents, load_i32(picked + 4 * i)))
-            if cluster > 1:
-                cluster_wait()  # before any writes the next level's scores
             if level == 0:
                 break
             above, level = searched >> 2 * level, level - 1
@@ -392,7 +408,8 @@ def _searching(head_dim: int, n_warp: int, cluster: int, holds: bool) -> Any:
             if thread() == 0:
                 store_i32(other + 4 * count, above)
             n = SIBLINGS * count + (searched >> 2 * level) - SIBLINGS * above
-            parents, other = other, parents
+            parents, other, one = other, one, other
+            meet()  # before the picks and the next scores are written
         if thread() == 0:
             store_i32(mask, count)
 
@@ -406,7 +423,7 @@ def _tasks(head_dim: int, group: int) -> Any:
     def task(a, item):
         n_tok, pos = load_i64(a.step + STEP.n_tok), load_i64(a.step + STEP.pos)
         n_sample = (a.mask_block + a.q_stride - 1) // a.q_stride
-        work_size = 4 * row_work(head_dim, group, n_sample, a.n_chunk, a.n_near)
+        work_size = 4 * row_work(head_dim, group, n_sample, a.n_flat, a.n_near)
         apart, n_mean = 4 * head_dim * a.n_row * group, level_start(a.room, a.top + 1)
         r, first = item % a.n_row, item // a.n_row * a.mask_block
         h, n_query = r * group // a.heads_per_kv, min(n_tok - first, a.mask_block)
@@ -430,18 +447,30 @@ def n_task(a):
     return (load_i64(a.step + STEP.n_tok) + a.mask_block - 1) // a.mask_block * a.n_row
 
 
+@device
+def sizes_of(a, searched):
+    """What a search is told of sizes."""
+    return searched, a.n_chunk, a.n_flat, a.n_sink, a.room
+
+
+@device
+def lists_of(heads):
+    """Where a search's lists begin in its scratch: after the heads' words and numbers."""
+    return heads[0] + 12 * heads[2]
+
+
 def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
     """Kernels of HIP_SEARCH: blocks stride over rows of masks.
 
-    Few rows have two launches, the second of large blocks, a cluster of them a row: there are less
-    rows than multiprocessors.
+    Few rows have three launches: their heads; all blocks score the first level; a cluster of blocks
+    a row chooses, and scores the levels below. There are less rows than multiprocessors.
     """
     assert head_dim % 16 == 0
     normalise, shorten = _preparing(head_dim, group, type_k)
-    task = _tasks(head_dim, group)
+    task, rate = _tasks(head_dim, group), _rating(head_dim, WARPS)
     cluster = CLUSTER if current().has_clusters else 1
-    search = _searching(head_dim, WARPS, cluster=1, holds=False)
-    search_few = _searching(head_dim, FEW_THREADS // WARP, cluster, holds=True)
+    search = _searching(head_dim, WARPS, 1, scanned=False)
+    search_few = _searching(head_dim, FEW_THREADS // WARP, cluster, scanned=True)
 
     @device
     def ready(a, shared, item):
@@ -455,13 +484,24 @@ def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
         for item in range(tid, n_task(a), n_thread):
             ready(a, shared, item)
 
+    def scan(tid, n_thread, a):
+        n_part = max(1, n_thread // n_task(a))
+        for item in range(tid, n_task(a) * n_part, n_thread):
+            _, _, heads, own, searched = task(a, item // n_part)
+            level = first_level(searched, a.n_flat)
+            start = level_start(a.room, level)
+            means, n = (own[0] + head_dim * start, own[1] + 8 * start), searched >> 2 * level
+            scores = lists_of(heads) + 4 * (3 * a.n_chunk + 2)
+            part = item % n_part, n_part
+            rate(part, scores, heads, means, int64(0), (n + SIBLINGS - 1) // SIBLINGS)
+
     def find(tid, n_thread, a):
-        shared = shared_address(cuda.shared.array(0, uint8))
+        shared, rank = shared_address(cuda.shared.array(0, uint8)), tid % cluster
         for item in range(tid // cluster, n_task(a), n_thread // cluster):
             _, _, heads, own, searched = task(a, item)
-            sizes = searched, a.n_chunk, a.n_sink, a.room
             mask = a.mask + 4 * (1 + a.n_chunk) * item
-            search_few(shared, tid % cluster, heads[0] + 12 * heads[2], heads, own, sizes, mask)
+            lists, sizes = lists_of(heads), sizes_of(a, searched)
+            search_few(shared, rank, lists, heads, own, sizes, mask)
             sync_block()  # before the next row's lists overwrite what is read here
 
     def both(tid, n_thread, a):
@@ -469,14 +509,15 @@ def hip_search(head_dim: int, group: int, type_k: str) -> list[Launch]:
         for item in range(tid, n_task(a), n_thread):
             ready(a, shared, item)
             _, _, heads, own, searched = task(a, item)
-            sizes = searched, a.n_chunk, a.n_sink, a.room
             mask = a.mask + 4 * (1 + a.n_chunk) * item
-            search(shared, 0, heads[0] + 12 * heads[2], heads, own, sizes, mask)
+            lists, sizes = lists_of(heads), sizes_of(a, searched)
+            search(shared, 0, lists, heads, own, sizes, mask)
             sync_block()  # before the next row's lists overwrite what is read here
 
     blocks = 2 if head_dim <= 128 else 1
     return [
         Launch(prepare, shared=ROW * group, rows="few"),
+        Launch(scan, blocks=blocks, rows="few"),
         Launch(find, shared=4 * HELD, threads=FEW_THREADS, rows="few", cluster=cluster),
         Launch(both, blocks=blocks, shared=ROW * group, rows="some many"),
     ]

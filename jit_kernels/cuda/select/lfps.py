@@ -60,6 +60,7 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
     hold,
     size_of,
     write_best_held,
+    write_best_weights,
     write_range,
     write_word,
 )
@@ -365,13 +366,14 @@ def _choosing(group: int) -> Any:
     lists: the n candidates, where the best `limit` of them go, and scratch: numbers of candidates,
     then the weights of those that are kept: the row's, of a single head relative to the best.
     """
+    best = write_best_weights if group > 1 else write_best_held
 
     @device
     def choose(a, shared, row, n, limit, lists, parts):
         (listed, found, kept), factor = lists, a.scale * float32(LOG2_E)
         if n > limit:
             hold(shared, row, 0, n)
-            write_best_held((shared, row, 0), 0, n, limit, kept)
+            best((shared, row, 0), 0, n, limit, kept)
             n = limit
         else:
             write_range(kept, 0, n)

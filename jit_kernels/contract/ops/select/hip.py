@@ -87,7 +87,7 @@ HIP_MEANS = op(
 class HipSearch:
     """The n_chunk best blocks by their means, for masks of mask_block queries.
 
-    Chunks of a level are its means; the first level that has at most 4 n_chunk is scored whole. A
+    Chunks of a level are its means; the first level that has at most n_flat is scored whole. A
     round keeps the n_chunk chunks with the best scores and goes on with their four children; at
     level 0 blocks before n_sink are passed over. A score is the sum over the row's heads and every
     q_stride-th query of 2^x, linear between whole x, x = (q . mean * scale - log(sum exp(q . k *
@@ -102,7 +102,7 @@ class HipSearch:
     means: Address  # as HIP_MEANS left them
     extents: Address
     mask: Address  # int32 [n_mask, n_row, 1 + n_chunk], as for HIP_ESTIMATE
-    # f32 [n_mask * n_row, hip_work(head_dim, group, queries of a mask, n_chunk, n_near)], scratch
+    # f32 [n_mask * n_row, hip_work(head_dim, group, queries of a mask, n_flat, n_near)], scratch
     work: Address
     n_row: int
     heads_per_kv: int
@@ -110,6 +110,7 @@ class HipSearch:
     room: int
     top: int
     n_chunk: int
+    n_flat: int  # at least 4 n_chunk
     block: int
     n_sink: int  # blocks
     n_local: int  # positions
@@ -159,7 +160,7 @@ def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
     return -(-n_block // whole) * whole, top
 
 
-def hip_work(head_dim: int, group: int, n_query: int, n_chunk: int, n_near: int) -> int:
+def hip_work(head_dim: int, group: int, n_query: int, n_flat: int, n_near: int) -> int:
     """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
-    lists = n_chunk + 1 + n_near + 2 * LIST_PAD + 2 * SIBLINGS * (n_chunk + TILE)
+    lists = n_flat // SIBLINGS + 1 + n_near + 2 * LIST_PAD + 2 * (n_flat + SIBLINGS * TILE)
     return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query
