@@ -90,7 +90,7 @@ def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int)
     """
     rng = np.random.default_rng(0)
     data = random_weights(type_, n_in, n_out)
-    step, x = np.array([n_tok, 0, 0, 0, n_tok]), zeros((n_tok, n_in), np.float32)
+    step, x = np.array([n_tok, 0, 0, 0, n_tok, 0]), zeros((n_tok, n_in), np.float32)
     x[...] = rng.standard_normal(x.shape)
     program = Program()
     matrices = [data.copy() for _ in range(COPIES)]
@@ -115,7 +115,7 @@ def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int)
 
 def launches(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int) -> list[Row]:
     """The same product's kernels one by one."""
-    step = np.array([n_tok, 0, 0, 0, n_tok])
+    step = np.array([n_tok, 0, 0, 0, n_tok, 0])
     program, packed = Program(), zeros(ops.packed_bytes(n_tok, n_in), np.uint8)
     program.add(
         ops.MATMUL, (type_,), step=step, packed=packed,
@@ -166,7 +166,7 @@ class Cache(NamedTuple):
         table = rng.permutation(n_page).astype(np.int32)
         q = zeros((n_tok, N_HEAD, HEAD_DIM), np.float32)
         q[...] = 3 * rng.standard_normal(q.shape)  # 4 % of the keys then have 90 % of the weight
-        step = np.array([n_tok, n_kv - n_tok, 0, 0, n_kv])
+        step = np.array([n_tok, n_kv - n_tok, 0, 0, n_kv, 0])
         return cls(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
 

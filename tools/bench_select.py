@@ -65,7 +65,7 @@ def cached(n_kv: int, keys_of: Callable[[int], np.ndarray], seed: int = 0) -> Ca
     for page in range(n_page):
         pages[0][table[page]] = keys_of(page)
         pages[1][page] = rng.standard_normal((N_HEAD_KV, PAGE, HEAD_DIM), np.float32)
-    step = np.array([1, n_kv - 1, 0, 0, n_kv])
+    step = np.array([1, n_kv - 1, 0, 0, n_kv, 0])
     q = zeros((1, N_HEAD, HEAD_DIM), np.float32)
     return Cache(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
@@ -177,7 +177,7 @@ class Steps:
     def _look_back(self) -> None:
         """Observe the queries of the last positions before the first step, as a prompt's end."""
         cache = self.cache
-        step, program = np.array([PAST, self._at - PAST, 0, 0, self._at]), Program()
+        step, program = np.array([PAST, self._at - PAST, 0, 0, self._at, 0]), Program()
         rec = Recording(program, step, PAST, 16)
         for layer in range(LAYERS):
             q = zeros((PAST, N_HEAD, HEAD_DIM), np.float32)
