@@ -3,7 +3,7 @@
 Run it as `python -m tamis.tools.bench_select N_KV [--captured FILE] METHOD [METHOD...]`. A layer's
 time is that of a graph of LAYERS over LAYERS, alternating with dense attention's. Its floor is the
 time of the bytes that the method reads at the rate of a large copy of the same run: of scores, as
-its ops say, and of attention's keys and values.
+its ops say, and of attention's K and V.
 
 Keys are of CLUSTERS directions a head, each key one of them and noise; a query looks at a few of
 them. At 128K less than 0.2 % of the keys have 90 % of the weight, more peaked than a model's;

@@ -449,7 +449,7 @@ def n_task(a):
 
 @device
 def sizes_of(a, searched):
-    """What a search is told of sizes."""
+    """The sizes of a search."""
     return searched, a.n_chunk, a.n_flat, a.n_sink, a.room
 
 
