@@ -221,7 +221,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     source = arguments.source or fetched()
     with tempfile.TemporaryDirectory() as there:
-        suite = Path(there) / "suite"
+        suite = Path(there) / "tools/server/tests"  # as deep as it lies beside its templates
+        (Path(there) / "models").symlink_to(source / "vendor/llama.cpp/models")
         if arguments.suite == "llama-server":
             adjusted(source / SERVER_TESTS, suite)
             names = collected(suite, [f"unit/{file}" for file in arguments.files] or ["unit"])

@@ -184,7 +184,7 @@ def settings(sampling: Sampling, seed: int, eog: Sequence[int]) -> dict[str, Any
         "adaptive_decay": 0.9,
         "repeat_last_n": 64 if repeat is None else repeat,
         "logit_bias": [
-            {"token": i, "bias": False if b == -math.inf else b} for i, b in bias.items()
+            {"token": i, "bias": None if b == -math.inf else b} for i, b in bias.items()
         ],
         "dry_sequence_breakers": list(sampling.dry_sequence_breakers),
     }

@@ -298,7 +298,7 @@ def test_settings_show_the_biases_of_ignore_eos(client, engine):
     assert plain == [{"token": 5, "bias": 1.5}]
     more = client.post("/completion", json=asked | {"ignore_eos": True}).json()
     biases = {each["token"]: each["bias"] for each in more["generation_settings"]["logit_bias"]}
-    assert biases == {5: 1.5} | dict.fromkeys(engine.tokenizer.eog, False)
+    assert biases == {5: 1.5} | dict.fromkeys(engine.tokenizer.eog)
 
 
 def test_the_tokenizer_is_described_and_asked_in_vllms_words(client, engine):
