@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from serving import reader, said
+from serving import local_server, reader, said
+from starlette.testclient import TestClient
 
 from tamis.bindings.drop_in.tools import NO_PARAMETERS
 from tamis.bindings.serve.api import anthropic, openai
@@ -32,6 +33,16 @@ ROUTES = [
     ("/api/embed", {"input": "the hand"}),
     ("/api/embeddings", {"prompt": "the hand"}),
 ]
+
+
+@pytest.fixture(scope="module")
+def roomy(engine):
+    """A client whose context has room for a prompt with tools and for white space in calls."""
+    server = local_server(engine, [engine.session(n_ctx=1024, n_ubatch=32)])
+    with TestClient(server.app, base_url="http://localhost") as client:
+        yield client
+    server.stop()
+    server.close()
 
 
 # --- seeds ----------------------------------------------------------------------------------------
@@ -81,10 +92,10 @@ def test_an_empty_stop_string_is_none(client, route, stop):
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
 )
-def test_a_tool_without_parameters_is_called_with_an_empty_object(client, parameters, choice):
+def test_a_tool_without_parameters_is_called_with_an_empty_object(roomy, parameters, choice):
     tools = [{"type": "function", "function": CLOCK | parameters}]
-    asked = HELLO | {"tools": tools, "tool_choice": choice, "max_tokens": 300, "temperature": 0}
-    reply = client.post(CHAT, json=asked).json()
+    asked = HELLO | {"tools": tools, "tool_choice": choice, "max_tokens": 500, "temperature": 0}
+    reply = roomy.post(CHAT, json=asked).json()
     (call,) = reply["choices"][0]["message"]["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("clock", {})
 

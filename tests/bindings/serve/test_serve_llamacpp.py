@@ -177,8 +177,6 @@ def test_a_slot_is_saved_restored_and_erased(client):
         ("/completion", ASKED | {"prompt": {"prompt_string": "x", "multimodal_data": ["AA"]}}),
         ("/completion", ASKED | {"json_schema": 5}),
         ("/completion", ASKED | {"lora": [{"id": 0, "scale": 1}]}),
-        ("/rerank", {"query": "x", "documents": []}),
-        ("/rerank", {"query": "x", "documents": [1]}),
         ("/detokenize", {"tokens": ["x", None]}),
     ],
 )
