@@ -443,15 +443,7 @@ class _Reader:
     def hparams(self) -> HParams:
         n_embd = self._count("embedding_length", MAX_EMBD)
         layers = self._layers(n_embd) if self._layers_may_differ() else ()
-        full, others = self._kinds_of_heads(layers)
-        odd = len(full | others) > 1 and any(own.head_dim % LEAST_HEAD_DIM for own in layers)
-        one_cache = max(len(full), len(others)) > 1 or odd
-        if one_cache:
-            n_head, n_head_kv, head_dim = self._most_heads(layers)
-        else:
-            n_head, n_head_kv, head_dim = (
-                next(iter(full or others)) if layers else self._heads(n_embd)
-            )
+        n_head, n_head_kv, head_dim, one_cache = self._heads_of_cache(n_embd, layers)
         n_rot = self._n_rot(head_dim)
         eps = LAYER_NORM_EPS if LAYER_NORM_EPS in self._keys else RMS_EPS
         n_ff = max((own.n_ff for own in layers), default=0) or self._count(
@@ -802,6 +794,16 @@ class _Reader:
             for kind in (False, True)
         )
         return full, others
+
+    def _heads_of_cache(
+        self, n_embd: int, layers: Sequence[LayerShape]
+    ) -> tuple[int, int, int, bool]:
+        """Heads, KV heads and elements of a head, and whether one KV cache holds unlike layers."""
+        full, others = self._kinds_of_heads(layers)
+        odd = len(full | others) > 1 and any(own.head_dim % LEAST_HEAD_DIM for own in layers)
+        if max(len(full), len(others)) > 1 or odd:
+            return *self._most_heads(layers), True
+        return *(next(iter(full or others)) if layers else self._heads(n_embd)), False
 
     def _most_heads(self, layers: Sequence[LayerShape]) -> tuple[int, int, int]:
         """Heads, KV heads and elements of a head that any layer's lie among.

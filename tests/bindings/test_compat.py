@@ -31,7 +31,7 @@ from tamis.bindings.drop_in.completion import Piece
 from tamis.bindings.drop_in.tools import allowed, call_schema, plain_messages
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
-from tamis.sampling.chain import SamplerParams
+from tamis.sampling.chain import SamplerError, SamplerParams
 from tamis.sampling.grammar import Grammar
 from tamis.sampling.vocabulary import Bytes, GrammarTokenizer
 
@@ -527,8 +527,10 @@ def test_what_the_schemas_of_tools_define_is_found_from_the_root(grammars):
     tools = [{"function": {"name": n, "parameters": p}} for n, p in (("a", tree), ("b", old))]
     found = call_schema(tools)
     text = LlamaGrammar.from_json_schema(json.dumps(found)).compiled_here().text
-    step = Grammar(text, GrammarTokenizer(Bytes(), Bytes.n_vocab))
-    step.accept_all(b'{"name":"b","arguments":{"x":1}}')
+    tokenizer = GrammarTokenizer(Bytes(), Bytes.n_vocab)
+    Grammar(text, tokenizer).accept_all(b'{"name":"b","arguments":{"x":1}}')
+    with pytest.raises(SamplerError, match="does not allow token"):
+        Grammar(text, tokenizer).accept_all(b'{"name":"b","arguments":{"x":2}}')
 
 
 def test_a_stream_with_tools_that_calls_none_has_the_answers_logprobs(llm):

@@ -1,5 +1,6 @@
 """The tool that plants faults: what it plants, and that the code runs with it."""
 
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -125,9 +126,13 @@ def test_faults_are_planted_in_a_copy_and_what_survives_is_printed(root, tmp_pat
     before = (root / file).read_bytes()
     command = [sys.executable, "-m", "tamis.tools.mutate", file, "--count", "8"]
     command += ["--state", str(tmp_path), "--tests", "tests/formats/test_strings.py"]
+    # A user's folder of its own: the tests of one folder take turns, and these run within a test.
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     outputs = []
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=root, env=env
+        )
         assert done.returncode in (0, 1), done.stderr
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1], "what was planted is not planted again"

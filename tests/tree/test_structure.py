@@ -39,6 +39,7 @@ ALLOWED_FOLDERS: dict[str, str] = {
     "runner/arch": "one file an architecture, found by its name",
     "runner/select": "one file a method, found by its name",
     "tools": "one file a program, run by its name",
+    "tests/engine": "one file a promise of sessions, batches or their files",
     "tests/kernels": "one file a family of ops, found by its name",
     "tests/bindings/serve": "one file an API, or a promise that all of them keep",
     "tests/support": "on the path of tests: its modules are imported by their names",
