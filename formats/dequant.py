@@ -9,7 +9,6 @@ from math import prod
 
 import numpy as np
 
-from tamis.formats.codebooks import grid_of, with_parity
 from tamis.formats.ggml_types import GGMLType
 
 # The 16 levels of the non-linear 4-bit types.
@@ -273,6 +272,8 @@ def _tq1_0(blocks: np.ndarray) -> np.ndarray:
 
 def _codebook(type_: GGMLType, codes: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Look up rows [n, k] of a type's grid; signs: a bit an element, set where it is negative."""
+    from tamis.formats.codebooks import grid_of
+
     values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)
     return values * (1 - 2 * _fields(signs, 1, 1).astype(np.float32))
 
@@ -289,6 +290,8 @@ def _u32(packed: np.ndarray) -> np.ndarray:
 
 def _seven_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of uint32 [n, k]: the upper 4 bits as float32, and signs [n, 4 k] of 7 bits each below."""
+    from tamis.formats.codebooks import with_parity
+
     fields = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & 127
     signs = with_parity(fields.reshape(len(words), -1).astype(np.uint8))
     return (words >> 28).astype(np.float32), signs
@@ -310,6 +313,8 @@ def _iq2_xs(blocks: np.ndarray) -> np.ndarray:
 
     value = d (scale + 1/2) / 4 sign grid[code]; a scale is for 16 elements.
     """
+    from tamis.formats.codebooks import with_parity
+
     words = _u16(blocks[:, 2:66])
     signs = with_parity((words >> 9).astype(np.uint8))
     values = _codebook(GGMLType.IQ2_XS, words & 511, signs)
@@ -351,6 +356,8 @@ def _iq3_s(blocks: np.ndarray) -> np.ndarray:
 
 def _shifted(type_: GGMLType, codes: np.ndarray, down: np.ndarray) -> np.ndarray:
     """Look up rows of IQ1's grid and add 1/8 to each element, or take it away where `down`."""
+    from tamis.formats.codebooks import grid_of
+
     values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)
     return values + _spread(np.where(down, np.float32(-0.125), np.float32(0.125)), values)
 

@@ -11,7 +11,6 @@ from typing import Any
 from tamis.cli.options import common, context, draft, group, prompt, samplers
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
-from tamis.cli.terminal.answer import open_answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     session = common.open_session(engine, arguments, progress)
     common.note_untrained(engine, session, arguments)
     drafts = draft.open_draft(engine, session, arguments)
+    from tamis.cli.terminal.answer import open_answer
+
     answer = _Answer(len(ids))
     writer = draft.drafting(session, drafts, arguments)
     with open_answer(plain=True) as shown:
