@@ -5,7 +5,6 @@ import pytest
 from guarded import in_child, runs, step_of
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv import access_spans as reads
 
@@ -216,30 +215,31 @@ def test_frames_are_taken_that_are_needed_last(n_page, n_cache, share):
         check_taken(Maps(rng, n_page, n_cache), layer, wanted, 1, pos, "chosen", **NOTHING)
 
 
-def spans_of(op, constants, step, fields):
+def spans_of(op, step, fields):
     """The positions that kv/access_spans.py says an op reads."""
-    program = Program()
-    names = [name for name in op.fields if name not in fields and name != "step"]
-    program.add(op, constants, step=step, **fields, **dict.fromkeys(names, 0))
-    call = program.calls[0]
-    return [*reads.spans(call.spec.op.reads, reads.fields_of(call, program))]
+    arrays = {name: value for name, value in fields.items() if not isinstance(value, int)}
+    arrays["step"] = step
+    values = dict.fromkeys(op.fields, 0) | fields
+    values |= {name: array.ctypes.data for name, array in arrays.items()}
+    by_address = {array.ctypes.data: array for array in arrays.values()}
+    return reads.spans(op.reads, reads.Fields(values, by_address))
 
 
-READERS = [  # op, its constants, the fields that tell what it reads
-    (ops.QUEST_BOUNDS, (64, "f16"), {"filled": [0], "page": 16}),
-    (ops.QUEST_BOUNDS, (64, "f16"), {"filled": [1000], "page": 48}),
-    (ops.QUEST_BOUNDS, (64, "f16"), {"filled": [5000], "page": 16}),
-    (ops.HIP_MEANS, (64, "f16"), {"filled": [500, 70], "block": 2, "top": 3}),
-    (ops.HIP_MEANS, (64, "f16"), {"filled": [9000, 9000], "block": 2, "top": 3}),
-    (ops.HIP_SEARCH, (64, 3, "f16"), {"block": 16, "n_sink": 9, "n_local": 100}),
-    (ops.HIP_SEARCH, (64, 3, "f16"), {"block": 2, "n_sink": 1, "n_local": 5000}),
-    (ops.LFPS_START, (64, 4, 4), {"meta": [[1200, 0, 0, 0, 0, 0]] * 3}),
-    (ops.LFPS_START, (64, 4, 4), {"meta": [[1200, 0, 0, 0, 0, 0], [1199, 0, 0, 0, 0, 0]]}),
-    (ops.TACTIC_JOINT_RANK, (64, 3), {"extent": [4, 900, 30], "n_sink": 4, "counted": 1}),
-    (ops.TACTIC_JOINT_RANK, (64, 3), {"extent": [4, 900, 30], "n_sink": 4, "counted": 0}),
-    (ops.SCORE_KEYS, (64, 3, 3, "f16"), {}),
-    (ops.KEY_CODES, (64, "f16"), {"filled": [1000, 1000]}),
-    (ops.KEY_CODES, (64, "f16"), {"filled": [5000, 5000]}),
+READERS = [  # op, the fields that tell what it reads
+    (ops.QUEST_BOUNDS, {"filled": [0], "page": 16}),
+    (ops.QUEST_BOUNDS, {"filled": [1000], "page": 48}),
+    (ops.QUEST_BOUNDS, {"filled": [5000], "page": 16}),
+    (ops.HIP_MEANS, {"filled": [500, 70], "block": 2, "top": 3}),
+    (ops.HIP_MEANS, {"filled": [9000, 9000], "block": 2, "top": 3}),
+    (ops.HIP_SEARCH, {"block": 16, "n_sink": 9, "n_local": 100}),
+    (ops.HIP_SEARCH, {"block": 2, "n_sink": 1, "n_local": 5000}),
+    (ops.LFPS_START, {"meta": [[1200, 0, 0, 0, 0, 0]] * 3}),
+    (ops.LFPS_START, {"meta": [[1200, 0, 0, 0, 0, 0], [1199, 0, 0, 0, 0, 0]]}),
+    (ops.TACTIC_JOINT_RANK, {"extent": [4, 900, 30], "n_sink": 4, "counted": 1}),
+    (ops.TACTIC_JOINT_RANK, {"extent": [4, 900, 30], "n_sink": 4, "counted": 0}),
+    (ops.SCORE_KEYS, {}),
+    (ops.KEY_CODES, {"filled": [1000, 1000]}),
+    (ops.KEY_CODES, {"filled": [5000, 5000]}),
 ]  # fmt: skip
 
 
@@ -248,9 +248,9 @@ READERS = [  # op, its constants, the fields that tell what it reads
 @pytest.mark.parametrize(("n_tok", "pos"), [(1, 1200), (1, 1215), (70, 1200)])
 @in_child
 def test_what_an_op_reads_is_found_from_its_fields(case, n_tok, pos):
-    op, constants, fields = READERS[case]
+    op, fields = READERS[case]
     fields = {k: np.array(v, np.int64) if isinstance(v, list) else v for k, v in fields.items()}
-    spans = spans_of(op, constants, step_of(n_tok, pos), fields)
+    spans = spans_of(op, step_of(n_tok, pos), fields)
     end = (pos + n_tok - 1) // PAGE + 1
     wanted = {page for a, b in spans for page in range(a // PAGE, min(end, -(-b // PAGE)))}
     how, rng = op.reads, np.random.default_rng(case)

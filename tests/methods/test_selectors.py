@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from guarded import step_of
 from method_roles import in_its_roles
 from precompiled import compile_for
 from tiny_models import like_qwen2, write_tiny_model
@@ -510,8 +511,8 @@ def test_equal_methods_of_both_roles_share_a_state_and_others_have_their_own():
     both = parse_methods("quest:dense=0", "window:recent=16,block=16").open(shape)
     kv = KVView(*(np.zeros((2, 1, 64, 16), np.float16) for _ in "kv"), *np.zeros((2, 2), np.int32))
     q = np.zeros((16, 2, 16), np.float32)
-    chunk = Recording(Program(), np.zeros(3, np.int64), 16, 16)
-    one = Recording(Program(), np.zeros(3, np.int64), 1, 1)
+    chunk = Recording(Program(), step_of(0), 16, 16)
+    one = Recording(Program(), step_of(0), 1, 1)
     both.prefill(chunk, 0, q, kv)
     both.decode(one, 0, q, kv)
     assert {spec.op.name for spec in chunk.program.specs} == {"select_window"}
@@ -591,7 +592,7 @@ def test_a_decode_method_sees_the_queries_of_any_prefill(engine, prefill):
 def test_one_full_selection_serves_layers_of_the_same_blocks_only():
     shape = SelectorShape(2, 2, 1, 16, n_ctx=128, n_ubatch=16, window=(0, 0))
     state = SelectorState(shape)
-    rec = Recording(Program(), np.zeros(3, np.int64), 1, 1)
+    rec = Recording(Program(), step_of(0), 1, 1)
     coarse, fine = state.windowed(rec, 4, 32, 64), state.windowed(rec, 4, 32, 16)
     assert (coarse.block, fine.block) == (64, 16)
     assert state.windowed(rec, 4, 32, 16) is fine

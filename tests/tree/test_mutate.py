@@ -126,7 +126,7 @@ def test_faults_are_planted_in_a_copy_and_what_survives_is_printed(root, tmp_pat
     before = (root / file).read_bytes()
     command = [sys.executable, "-m", "tamis.tools.mutate", file, "--count", "8"]
     command += ["--state", str(tmp_path), "--tests", "tests/formats/test_strings.py"]
-    # A user's folder of its own: the tests of one folder take turns, and these run within a test.
+    # A user's folder of its own: the tests of one folder alternate, and these run within a test.
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     outputs = []
     for _ in range(2):
