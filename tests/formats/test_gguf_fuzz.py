@@ -224,11 +224,23 @@ def test_cve_2025_49847_counts_that_do_not_match(path):
         ("token_type", array(i32, [1])),
         ("token_type", array(i32, [1] * 3)),
         ("scores", array(f32, [0.0])),
-        ("bos_token_id", u32(2)),
     ]:
         raw = gguf_bytes([*right, kv(f"tokenizer.ggml.{key}", value)])
         with GGUFFile(write_bytes(path, raw)) as f, pytest.raises(GGUFError):
             Vocab.from_gguf(f)
+
+
+def test_cve_2025_49847_a_special_token_beyond_the_vocabulary_is_none(path):
+    right = [kv("tokenizer.ggml.model", text("llama"))]
+    right.append(kv("tokenizer.ggml.tokens", array(text, ["a", "b"])))
+    for token in (2, 2**31, 2**32 - 2):
+        raw = gguf_bytes([*right, kv("tokenizer.ggml.bos_token_id", u32(token))])
+        with (
+            GGUFFile(write_bytes(path, raw)) as f,
+            pytest.warns(UserWarning, match=f"{token}, outside the vocabulary of 2"),
+        ):
+            vocab = Vocab.from_gguf(f)
+        assert vocab.bos in (None, 1), "none, or the usual one of this model"
 
 
 def test_sizes_that_wrap_around_in_64_bits(path):
