@@ -10,7 +10,8 @@ def package_view(root: Path) -> Path:
     view = root / ".cache" / "typed" / "tamis"
     view.mkdir(parents=True, exist_ok=True)
     for old in view.iterdir():
-        old.unlink()
+        if old.is_symlink():
+            old.unlink()
     for path in [*(root / "runner").iterdir(), *(root / name for name in PACKAGES)]:
         if path.name != "__pycache__":
             (view / path.name).symlink_to(path)

@@ -107,8 +107,13 @@ BODIES = {
         "input_extra": [{"filename": "x", "text": "y"}],
         "prompt": "c",
     },
-    "embeddings": {"input": ["a", [1, 2]], "encoding_format": "float", "dimensions": 32},
-    "llama embeddings": {"content": ["a", [1]], "input": "x"},
+    "embeddings": {
+        "input": ["a", [1, 2]],
+        "content": "x",  # where input is missing
+        "encoding_format": "float",
+        "dimensions": 32,
+        "embd_normalize": 2,
+    },
     "tokenize": {"content": "abc", "add_special": True, "parse_special": True, "with_pieces": True},
     "detokenize": {"tokens": [1, 2, 3]},
     "document": {"name": "a.html", "data": "PGgxPmEgd29yZA=="},

@@ -196,6 +196,8 @@ def test_a_request_that_takes_long_holds_up_no_other(client):
 
 def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(engine):
     class Unused:
+        composes = False
+
         bos, add_bos = engine.tokenizer.bos, engine.tokenizer.add_bos
 
         def encode(self, *_given, **_options):
