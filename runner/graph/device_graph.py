@@ -452,6 +452,6 @@ def _check_readers(program: Program, role: str, types: KVTypes) -> None:
         ):
             if type != "f16" and pages in op.fields and constant not in op.constants:
                 raise MethodError(
-                    f"the method of {role} reads {name} as f16 ({op.name}), this cache has {type}: "
+                    f"the method of {role} reads {name} as f16, this cache has {type}: "
                     f"use {constant} f16, or another method"
                 )

@@ -19,7 +19,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
 )
 from tamis.select.notation import parse_method
 
@@ -48,9 +48,11 @@ class Auto:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.least < 0 or self.part < 1:
-            raise ValueError(f"{self}: expected least >= 0 and part >= 1")
+        check(
+            self,
+            "least >= 0",
+            "part >= 1",
+        )
         if (self.mass, self.samples) != (Auto.mass, Auto.samples):  # imports what checks them
             self._metered(LEAST_K)
 

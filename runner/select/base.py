@@ -7,7 +7,8 @@ never look at values. The defaults here are dense attention.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -128,18 +129,37 @@ def common(name: str, default: Any, *, beside: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={"common": name, "beside": beside})
 
 
-def check_numbers(method: Any) -> None:
-    """Raise ValueError for a parameter of a method that no context has use for.
+class ParameterError(ValueError):
+    """A parameter of a method is out of range; `told` says it in the names that a user wrote."""
 
-    Whole numbers are at most MAX_NUMBER, others finite, texts short. What a method asks of its own
-    parameters comes after this.
+    def __init__(self, values: Mapping[str, Any], expected: str) -> None:
+        self.values, self.expected = values, expected
+        super().__init__(self.told({}))
+
+    def told(self, names: Mapping[str, str]) -> str:
+        """The values and what was expected of them; names: of fields, those to call them by."""
+        found = ", ".join(f"{names.get(x, x)} is {value!r}" for x, value in self.values.items())
+        expected = re.sub(r"(\w+) % (\w+) == 0", r"\1 a multiple of \2", self.expected)
+        words = re.split(r"(\w+)", expected)
+        return f"{found}, expected {''.join(names.get(word, word) for word in words)}"
+
+
+def check(method: Any, *conditions: str) -> None:
+    """Raise ParameterError for the first condition that a method's parameters do not meet.
+
+    conditions: Python comparisons of its fields, as in "1 <= b_sk <= b_k <= k". Before them: whole
+    numbers are at most MAX_NUMBER and others finite, since no context has use for more.
     """
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
+    values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    for name, value in values.items():
         if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise ValueError(f"{field.name} is {value}, expected at most {MAX_NUMBER}")
+            raise ParameterError({name: value}, f"at most {MAX_NUMBER}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{field.name} is {value}, expected a finite number")
+            raise ParameterError({name: value}, "a finite number")
+    for condition in conditions:
+        code = compile(condition, "<condition>", "eval")
+        if not eval(code, {"__builtins__": {}}, values):  # a text of the method's own file
+            raise ParameterError({name: values[name] for name in code.co_names}, condition)
 
 
 class Selector(Protocol):

@@ -24,7 +24,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     new_selection,
 )
 
@@ -42,9 +42,13 @@ class BigBird:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.block < 1 or min(self.sink, self.random) < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected block, recent >= 1 and sink, random >= 0")
+        check(
+            self,
+            "block >= 1",
+            "recent >= 1",
+            "sink >= 0",
+            "random >= 0",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

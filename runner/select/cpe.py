@@ -47,7 +47,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
     new_selection,
     packed,
@@ -80,18 +80,22 @@ class CPE:
     rows: str = "union"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if min(self.s, self.r, self.sink) < 0 or self.k < 1 or self.local < 1:
-            raise ValueError(f"{self}: expected s, r, sink >= 0 and k, local >= 1")
-        if not 0 < min(self.phi, self.psi) <= max(self.phi, self.psi) <= 1:
-            raise ValueError(f"{self}: expected 0 < phi <= 1 and 0 < psi <= 1")
-        cosines = self.tau, self.join
-        if min(self.alpha, self.gamma) < 0 or not -1 <= min(cosines) <= max(cosines) <= 1:
-            raise ValueError(f"{self}: expected alpha, gamma >= 0 and -1 <= tau, join <= 1")
-        if self.kv not in ("project", "reuse"):
-            raise ValueError(f"kv is {self.kv!r}, expected 'project' or 'reuse'")
-        if self.rows not in ROWS:
-            raise ValueError(f"rows is {self.rows!r}, expected one of {', '.join(ROWS)}")
+        check(
+            self,
+            "s >= 0",
+            "r >= 0",
+            "sink >= 0",
+            "k >= 1",
+            "local >= 1",
+            "0 < phi <= 1",
+            "0 < psi <= 1",
+            "alpha >= 0",
+            "gamma >= 0",
+            "-1 <= tau <= 1",
+            "-1 <= join <= 1",
+            "kv in ('project', 'reuse')",
+            f"rows in {ROWS}",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

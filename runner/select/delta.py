@@ -31,7 +31,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     full_selection,
 )
 
@@ -50,11 +50,11 @@ class Delta:
     mode: str = "delta"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.gamma < 1:
-            raise ValueError(f"gamma is {self.gamma}, expected at least 1")
-        if self.mode not in MODES:
-            raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}")
+        check(
+            self,
+            "gamma >= 1",
+            f"mode in {MODES}",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

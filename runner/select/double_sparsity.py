@@ -29,7 +29,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
-    check_numbers,
+    check,
     common,
 )
 
@@ -48,14 +48,17 @@ class DoubleSparsity:
     rows: str = "group"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 < self.label <= 1 or self.s < 1 or self.sink < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected 0 < label <= 1, s, recent >= 1 and sink >= 0")
+        check(
+            self,
+            "0 < label <= 1",
+            "s >= 1",
+            "recent >= 1",
+            "sink >= 0",
+            "rows in ('group', 'head')",
+        )
         if self.n_top < 0:
             needed = self.sink + self.recent
             raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
     @property
     def n_top(self) -> int:

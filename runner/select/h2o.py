@@ -30,7 +30,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
-    check_numbers,
+    check,
     common,
     with_ends,
 )
@@ -49,14 +49,16 @@ class H2O:
     rows: str = "group"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 <= self.recent <= 1 or self.sink < 0 or self.s < 1:
-            raise ValueError(f"{self}: expected 0 <= recent <= 1, sink >= 0 and s >= 1")
+        check(
+            self,
+            "0 <= recent <= 1",
+            "sink >= 0",
+            "s >= 1",
+            "rows in ('group', 'head')",
+        )
         if self.n_top < 0:
             needed = self.sink + self.n_local
             raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
     @property
     def n_local(self) -> int:

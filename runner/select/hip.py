@@ -41,7 +41,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
 )
 
@@ -69,19 +69,20 @@ class HiP:
     rep: str = "mean"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 1 <= self.b_sk <= self.b_k <= self.k:
-            raise ValueError(f"{self}: expected 1 <= b_sk <= b_k <= k")
-        if self.r_m < 1 or self.l_d < 0 or self.sink < 0 or self.local < 1 or self.span < 0:
-            raise ValueError(f"{self}: expected r_m, local >= 1 and l_d, sink, span >= 0")
-        if not 16 <= self.b_q <= 4096 or self.b_q % 16 or not 1 <= self.b_sq <= self.b_q:
-            raise ValueError(
-                f"{self}: expected b_q a multiple of 16 up to 4096 and 1 <= b_sq <= b_q"
-            )
-        if self.rep not in ("centre", "mean"):
-            raise ValueError(f"rep is {self.rep!r}, expected 'centre' or 'mean'")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+        check(
+            self,
+            "1 <= b_sk <= b_k <= k",
+            "r_m >= 1",
+            "local >= 1",
+            "l_d >= 0",
+            "sink >= 0",
+            "span >= 0",
+            "16 <= b_q <= 4096",
+            "b_q % 16 == 0",
+            "1 <= b_sq <= b_q",
+            "rep in ('centre', 'mean')",
+            "rows in ('group', 'head')",
+        )
 
     @property
     def n_chunk(self) -> int:

@@ -32,7 +32,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     Steps,
-    check_numbers,
+    check,
     with_ends,
 )
 from tamis.select.key_codes import KeyScores
@@ -55,16 +55,18 @@ class HShare:
     rows: str = "head"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 < self.layers <= 1 or not 0 < self.heads <= 1:
-            raise ValueError(f"{self}: expected 0 < layers <= 1 and 0 < heads <= 1")
-        if self.period < 1 or self.sink < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected period, recent >= 1 and sink >= 0")
+        check(
+            self,
+            "0 < layers <= 1",
+            "0 < heads <= 1",
+            "period >= 1",
+            "recent >= 1",
+            "sink >= 0",
+            "rows in ('group', 'head')",
+        )
         if self.n_top < 0:
             needed = self.sink + self.recent + self.period - 1
             raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
     @property
     def n_top(self) -> int:

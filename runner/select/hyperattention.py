@@ -27,7 +27,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
 )
 
@@ -50,11 +50,17 @@ class HyperAttention:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if min(self.block, self.sample, self.sink, self.l_d) < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected block, sample, sink, l_d >= 0 and recent >= 1")
-        if not 1 <= self.bits <= 14 or self.size < 1 or self.block % self.size:
-            raise ValueError(f"{self}: expected bits of 1 to 14 and block a multiple of size")
+        check(
+            self,
+            "block >= 0",
+            "sample >= 0",
+            "sink >= 0",
+            "l_d >= 0",
+            "recent >= 1",
+            "1 <= bits <= 14",
+            "size >= 1",
+            "block % size == 0",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

@@ -50,7 +50,7 @@ from tamis.select.base import (
     Rows,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
     packed,
 )
@@ -78,17 +78,18 @@ class LFPS:
     renew: int = 8  # steps in which each bit is compared anew
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.a < 0 or not 0 < self.r < 1 or not 0 < self.budget <= 1:
-            raise ValueError(f"{self}: expected a >= 0, 0 < r < 1 and 0 < budget <= 1")
-        if self.s < 1 or self.sink < 0 or self.local < 1:
-            raise ValueError(f"{self}: expected s, local >= 1 and sink >= 0")
-        if self.rows not in ROWS:
-            raise ValueError(f"rows is {self.rows!r}, expected one of {', '.join(ROWS)}")
-        if self.renew < 1:
-            raise ValueError(f"{self}: expected renew >= 1")
-        if self.bypass not in BYPASSES:
-            raise ValueError(f"bypass is {self.bypass!r}, expected one of {', '.join(BYPASSES)}")
+        check(
+            self,
+            "a >= 0",
+            "0 < r < 1",
+            "0 < budget <= 1",
+            "s >= 1",
+            "local >= 1",
+            "sink >= 0",
+            "renew >= 1",
+            f"rows in {ROWS}",
+            f"bypass in {BYPASSES}",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

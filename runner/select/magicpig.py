@@ -36,7 +36,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     Steps,
-    check_numbers,
+    check,
     common,
     packed,
 )
@@ -60,11 +60,15 @@ class MagicPIG:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 1 <= self.K <= 14 or not 2 <= self.L <= 1024:
-            raise ValueError(f"{self}: expected K of 1 to 14 and L of 2 to 1024")
-        if min(self.dense, self.sink) < 0 or self.recent < 1 or self.period < 1:
-            raise ValueError(f"{self}: expected dense, sink >= 0 and recent, period >= 1")
+        check(
+            self,
+            "1 <= K <= 14",
+            "2 <= L <= 1024",
+            "dense >= 0",
+            "sink >= 0",
+            "recent >= 1",
+            "period >= 1",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

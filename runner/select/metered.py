@@ -34,7 +34,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
 )
 from tamis.select.meter import Meter
 
@@ -56,11 +56,12 @@ class Metered:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 <= self.mass <= 1:
-            raise ValueError(f"mass is {self.mass}, expected 0 to 1")
-        if not 16 <= self.samples <= 4096 or self.samples % 16:
-            raise ValueError(f"samples is {self.samples}, expected a multiple of 16 up to 4096")
+        check(
+            self,
+            "0 <= mass <= 1",
+            "16 <= samples <= 4096",
+            "samples % 16 == 0",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, cast
 
 import tamis.select
-from tamis.select.base import DECODE, PREFILL, PerRole, Selector
+from tamis.select.base import DECODE, PREFILL, ParameterError, PerRole, Selector
 from tamis.select.dense import Dense
 
 DENSE = "dense"
@@ -135,6 +135,13 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
         values[INNER] = parse_method(inner, role)
     try:
         return method(**values)
+    except ParameterError as error:
+        written = {item.partition("=")[0] for item in parameters.split(",")}
+        names = {
+            field.name: field.name if field.name in written else name
+            for name, field in parameters_of(method).items()
+        }
+        raise MethodError(f"{text!r}: {error.told(names)}") from error
     except ValueError as error:
         raise MethodError(f"{text!r}: {error}") from error
 

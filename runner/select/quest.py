@@ -23,7 +23,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
     new_selection,
 )
@@ -43,14 +43,17 @@ class Quest:
     rows: str = "head"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.page < 1 or self.dense < 0 or self.sink < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected page >= 1, dense >= 0, sink >= 0 and recent >= 1")
+        check(
+            self,
+            "page >= 1",
+            "dense >= 0",
+            "sink >= 0",
+            "recent >= 1",
+            "rows in ('group', 'head')",
+        )
         if self.n_top < 0:
             needed = self.page * (self.n_sink + self.n_recent)
             raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
     @property
     def n_sink(self) -> int:

@@ -34,7 +34,7 @@ from tamis.select.base import (
     SelectorShape,
     SelectorState,
     StartingState,
-    check_numbers,
+    check,
     common,
     with_ends,
 )
@@ -56,18 +56,20 @@ class SnapKV:
     rows: str = "group"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.window < 1 or self.sink < 0 or self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"{self}: expected window >= 1, sink >= 0 and an odd kernel")
-        if not 0 <= self.ada <= 1 or self.beta < 1:
-            raise ValueError(f"{self}: expected 0 <= ada <= 1 and beta >= 1")
+        check(
+            self,
+            "window >= 1",
+            "sink >= 0",
+            "kernel >= 1",
+            "kernel % 2 == 1",
+            "0 <= ada <= 1",
+            "beta >= 1",
+            "pool in ('max', 'mean')",
+            "rows in ('group', 'head')",
+        )
         if self.budget < self.sink + self.window:
             needed = self.sink + self.window
             raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
-        if self.pool not in ("max", "mean"):
-            raise ValueError(f"pool is {self.pool!r}, expected 'max' or 'mean'")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

@@ -44,7 +44,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
     new_selection,
     packed,
@@ -78,27 +78,24 @@ class Tactic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 < self.P <= 1 or not 0 <= self.first <= 1:
-            raise ValueError(f"{self}: expected 0 < P <= 1 and 0 <= first <= 1")
-        if min(self.c, self.n_iter, self.period, self.local) < 1 or self.sink < 0:
-            raise ValueError(f"{self}: expected c, n_iter, period and local >= 1, sink >= 0")
-        if self.n_iter > MAX_ITER:
-            raise ValueError(f"n_iter is {self.n_iter}, expected at most {MAX_ITER}")
-        if self.segment < 0 or self.segment % self.c:
-            raise ValueError(f"{self}: expected segment, a multiple of c, or 0")
-        if not 0 <= self.sample <= ops.TACTIC_SAMPLES or self.margin < 0:
-            raise ValueError(
-                f"{self}: expected sample of 0 to {ops.TACTIC_SAMPLES} and margin >= 0"
-            )
-        if self.outside not in ("counted", "apart"):
-            raise ValueError(f"outside is {self.outside!r}, expected 'counted' or 'apart'")
-        if self.rows not in ("group", "head", "joint"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group', 'head' or 'joint'")
-        if self.rows == "joint" and self.sample == 0:
-            raise ValueError(f"{self}: expected sample >= 1 with rows=joint, for example 128")
-        if not 0 < self.reach <= 1:
-            raise ValueError(f"reach is {self.reach}, expected 0 < reach <= 1")
+        check(
+            self,
+            "0 < P <= 1",
+            "0 <= first <= 1",
+            "c >= 1",
+            f"1 <= n_iter <= {MAX_ITER}",
+            "period >= 1",
+            "local >= 1",
+            "sink >= 0",
+            "segment >= 0",
+            "segment % c == 0",
+            f"0 <= sample <= {ops.TACTIC_SAMPLES}",
+            "margin >= 0",
+            "outside in ('counted', 'apart')",
+            "rows in ('group', 'head', 'joint')",
+            "sample >= 1 or rows != 'joint'",
+            "0 < reach <= 1",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

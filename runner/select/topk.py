@@ -21,7 +21,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
 )
 from tamis.select.key_codes import KeyScores
@@ -39,11 +39,13 @@ class TopK:
     rows: str = "group"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.k < 0 or self.sink < 0 or self.recent < 1:
-            raise ValueError(f"{self}: expected k >= 0, sink >= 0 and recent >= 1")
-        if self.rows not in ("group", "head"):
-            raise ValueError(f"rows is {self.rows!r}, expected 'group' or 'head'")
+        check(
+            self,
+            "k >= 0",
+            "sink >= 0",
+            "recent >= 1",
+            "rows in ('group', 'head')",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

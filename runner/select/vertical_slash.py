@@ -33,7 +33,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
     common,
 )
 
@@ -56,11 +56,14 @@ class VerticalSlash:
     inner: Selector | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 <= self.sink <= self.n_vertical or not 1 <= self.local <= self.n_slash:
-            raise ValueError(f"{self}: expected sink <= n_vertical and 1 <= local <= n_slash")
-        if self.n_vertical < 1 or self.last_q < 1 or self.l_d < 0:
-            raise ValueError(f"{self}: expected n_vertical, last_q >= 1 and l_d >= 0")
+        check(
+            self,
+            "1 <= n_vertical",
+            "0 <= sink <= n_vertical",
+            "1 <= local <= n_slash",
+            "last_q >= 1",
+            "l_d >= 0",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

@@ -17,7 +17,7 @@ from tamis.select.base import (
     Recording,
     SelectorShape,
     SelectorState,
-    check_numbers,
+    check,
 )
 
 
@@ -32,9 +32,12 @@ class Window:
     block: int = 16
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.sink < 0 or self.recent < 1 or self.block < 1:
-            raise ValueError(f"{self}: expected sink >= 0, recent >= 1 and block >= 1")
+        check(
+            self,
+            "sink >= 0",
+            "recent >= 1",
+            "block >= 1",
+        )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
