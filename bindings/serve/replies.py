@@ -5,12 +5,13 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.drop_in.completion import Counts, Piece, TokenInfo
 from tamis.bindings.serve.errors import ApiError, ended, unread
+from tamis.bindings.serve.http.json_reply import in_parts
 from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens, Started
 from tamis.bindings.serve.tasks import Task
 
@@ -94,6 +95,11 @@ class About(NamedTuple):
     format: Callable[[], ChatFormat]
 
 
+def as_json(value: Any) -> str:
+    """JSON without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 class Reply:
     """The form of the answers to one request: one object, or the events of a stream."""
 
@@ -105,7 +111,7 @@ class Reply:
         self.counts = [Counts() for _ in task.requests]
         self.slots = [-1] * len(task.requests)  # that the answers are made in
         self._since = time.monotonic()  # when the last of them began
-        self.prompt: list[Sequence[TokenInfo]] = [() for _ in task.requests]
+        self.prompt: list[list[TokenInfo]] = [[] for _ in task.requests]
 
     def begin(self) -> Iterable[Any]:
         """The events before the first."""
@@ -141,9 +147,9 @@ class Reply:
         """The reply that is no stream; found: the pieces of each choice."""
         raise NotImplementedError
 
-    def frame(self, event: Any) -> str:
-        """An event as text."""
-        return f"data: {as_json(event)}\n\n"
+    def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
+        """An event as text; write: what makes JSON of it."""
+        return f"data: {write(event)}\n\n"
 
     def alive(self) -> str:
         """A sign of life where nothing comes for long, so that the client waits on: a comment."""
@@ -160,11 +166,6 @@ class Reply:
         return first._replace(n_answer=n)
 
 
-def as_json(value: Any) -> str:
-    """JSON without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 async def whole(reply: Reply, events: Events) -> list[list[Piece]]:
     """The pieces of a request that is no stream, for `reply.whole`. Raises ApiError."""
     found: list[list[Piece]] = [[] for _ in reply.counts]
@@ -173,11 +174,11 @@ async def whole(reply: Reply, events: Events) -> list[list[Piece]]:
         i, event = await events.next(again=True)
         if isinstance(event, Again):
             found[i].clear()
-            reply.prompt[i] = ()
+            reply.prompt[i].clear()
         if isinstance(event, Started):
             reply.started(i, event)
         if isinstance(event, PromptTokens):
-            reply.prompt[i] = [*reply.prompt[i], *event.tokens]
+            reply.prompt[i] += event.tokens
         if isinstance(event, Piece):
             found[i].append(event)
             reply.counts[i] = event.counts
@@ -203,7 +204,7 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
                 raise unread(events.n_waiting)
             parts: Iterable[Any] = ()
             if isinstance(found, PromptTokens):
-                reply.prompt[i] = [*reply.prompt[i], *found.tokens]
+                reply.prompt[i] += found.tokens
             elif isinstance(found, Started):
                 reply.started(i, found)
                 n_prompt = len(reply.task.requests[i].prompt)
@@ -212,8 +213,13 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
                 parts = reply.progress(i, found)
             elif isinstance(found, Piece):
                 reply.counts[i] = found.counts
-                parts = reply.piece(i, found)
                 left -= found.finish is not None
+                if reply.prompt[i]:
+                    told = time.monotonic()
+                    for text in await asyncio.to_thread(_with_prompt, reply, i, found):
+                        yield text
+                else:
+                    parts = reply.piece(i, found)
             for part in parts:
                 told = time.monotonic()
                 yield reply.frame(part)
@@ -222,6 +228,18 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
         yield reply.closing
     except ApiError as error:
         yield reply.error(error, path)
+
+
+def _with_prompt(reply: Reply, i: int, piece: Piece) -> list[str]:
+    """The events of choice i's first piece, where the prompt's tokens are in them.
+
+    Of a thread: one of them may have a hundred thousand tokens, each with its likeliest others.
+    """
+    found = [
+        reply.frame(part, lambda part: in_parts(part).decode()) for part in reply.piece(i, piece)
+    ]
+    reply.prompt[i].clear()
+    return found
 
 
 def timings(counts: Counts) -> dict[str, Any]:

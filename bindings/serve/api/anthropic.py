@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tamis.bindings.drop_in import chat
@@ -322,9 +322,9 @@ class Messages(Reply):
             **counts.attention(),
         }
 
-    def frame(self, event: Any) -> str:
+    def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
         """With the name of the event."""
-        return f"event: {event['type']}\ndata: {as_json(event)}\n\n"
+        return f"event: {event['type']}\ndata: {write(event)}\n\n"
 
     def alive(self) -> str:
         """Anthropic's own sign of life."""

@@ -1,7 +1,7 @@
 """Ollama's chats and completions: options, NDJSON streams, durations in nanoseconds."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -169,9 +169,9 @@ class _Ollama(Reply):
         tokens = [token for piece in pieces for token in piece.tokens]
         return {"logprobs": chat.logprobs_of(tokens)["content"]}
 
-    def frame(self, event: Any) -> str:
+    def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
         """A line."""
-        return as_json(event) + "\n"
+        return write(event) + "\n"
 
     def error(self, error: ApiError, path: str) -> str:
         """A line with it."""

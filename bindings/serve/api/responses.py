@@ -1,7 +1,7 @@
 """OpenAI's responses: requests as chats, answers as output items; nothing is stored."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tamis.bindings.drop_in import chat
@@ -407,9 +407,9 @@ class Responses(Reply):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def frame(self, event: Any) -> str:
+    def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
         """With the name of the event."""
-        return f"event: {event['type']}\ndata: {as_json(event)}\n\n"
+        return f"event: {event['type']}\ndata: {write(event)}\n\n"
 
     def alive(self) -> str:
         """That it is in progress: Codex waits for events, of which comments are none."""

@@ -30,7 +30,9 @@ def _dumps(value: Any) -> str:
 
 
 def _parts(value: Any, dumps: Callable[[Any], str]) -> Iterator[str]:
-    if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
+    if _is_small(value):
+        yield dumps(value)
+    elif isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
         for i, (key, inner) in enumerate(value.items()):
             yield f"{',' if i else '{'}{dumps(key)}:"
             yield from _parts(inner, dumps)
@@ -46,6 +48,13 @@ def _parts(value: Any, dumps: Callable[[Any], str]) -> Iterator[str]:
         yield "]"
     else:
         yield dumps(value)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is a dict of few fields that are no containers: one call writes it."""
+    if not isinstance(value, dict) or len(value) > PART:
+        return False
+    return not any(isinstance(inner, dict | list | tuple) for inner in value.values())
 
 
 class JsonBytes(Response):

@@ -3,18 +3,19 @@
 import asyncio
 import gzip
 import json
+import time
 
 import pytest
 from serving import N_CTX, local_server, reader
 from starlette.testclient import TestClient
 
-from tamis.bindings.drop_in.completion import Counts, Piece
+from tamis.bindings.drop_in.completion import Counts, Likely, Piece, TokenInfo
 from tamis.bindings.serve import replies
 from tamis.bindings.serve.api import anthropic, llamacpp, ollama, openai, responses
 from tamis.bindings.serve.api.readers import READERS
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.http.app import Settings
-from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.jobs import Progress, PromptTokens
 from tamis.bindings.serve.replies import About, Events, Mailbox
 
 CHAT = {"messages": [{"role": "user", "content": "the hand"}], "stream": True}
@@ -141,3 +142,40 @@ def test_without_the_page_clients_find_a_server_all_the_same(engine):
         assert client.head("/").status_code == 200
     server.stop()
     server.close()
+
+
+def test_the_logprobs_of_a_long_prompt_keep_nobody_waiting(path):
+    """They are one event, as of OpenAI: of 30,000 tokens, each with its 20 likeliest others."""
+    likely = [Likely(j, b"other%d" % j, -0.125 * j) for j in range(20)]
+    token = TokenInfo(5, b"word", -0.5, likely)
+    body = {"prompt": "the hand", "echo": True, "logprobs": 20, "stream": True}
+
+    async def run():
+        task = READERS["completion"](reader(path), Body(body))
+        reply = openai.Text(task, About("tiny", "b0", N_CTX, lambda: reader(path).format))
+        events, found, worst = Events(Mailbox()), [], 0.0
+        emit = events.emitter(0)
+
+        async def listen():
+            async for text in replies.stream(reply, events, "/v1/completions"):
+                found.append(text)
+
+        listening = asyncio.ensure_future(listen())
+        for _ in range(30):
+            emit(PromptTokens([token] * 1000))
+        emit(Piece("Hi", [token], "stop", (5,), None, Counts(0, 5, 1, 0.1, 0.1)))
+        while not listening.done():
+            begin = time.monotonic()
+            await asyncio.sleep(0.001)
+            worst = max(worst, time.monotonic() - begin)
+        await listening
+        return found, worst
+
+    found, worst = asyncio.run(run())
+    chunks = [json.loads(text.removeprefix("data: ")) for text in found[:-1]]
+    logprobs = chunks[0]["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["word"] * 30_000
+    assert len(logprobs["top_logprobs"][-1]) == 21, "the token's own, too"
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks[1:]]
+    assert sum(len(more["tokens"]) for more in told if more) == 1, "the prompt is told once"
+    assert worst < 0.3
