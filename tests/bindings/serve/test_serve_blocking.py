@@ -19,7 +19,7 @@ from serve_process import ServeProcess
 
 from tamis.bindings.serve.http.json_reply import JsonReply, in_parts
 
-PROMPT = 0.5  # seconds
+LIMITS = {"front": 0.5, "loop": 0.5, "ordinary": 2.0}  # seconds
 MOST = (4 << 20) - 4096  # bytes of a body
 POSTS = [
     "/v1/chat/completions",
@@ -99,27 +99,41 @@ def costly():
 
 
 class Watch:
-    """A second client, which asks for /health all the time."""
+    """A second client, which asks for /health and an ordinary route all the time."""
+
+    ORDINARY = ("POST", "/tokenize", b'{"content":"the hand"}')
 
     def __init__(self, port):
-        self._port, self._over, self.worst = port, threading.Event(), {"front": 0.0, "loop": 0.0}
+        self._port, self._over = port, threading.Event()
+        self.worst = dict.fromkeys(LIMITS, 0.0)
         self.n = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self):
+        health = ("GET", "/health", b"")
+        calls = {
+            "front": (*health, {}),
+            "loop": (*health, {"Origin": "http://localhost"}),
+            "ordinary": (*self.ORDINARY, {}),
+        }
         while not self._over.is_set():
-            for name, headers in (("front", {}), ("loop", {"Origin": "http://localhost"})):
+            for name, call in calls.items():
                 begin = time.monotonic()
-                asked(self._port, "GET", "/health", b"", headers)
+                assert asked(self._port, *call) == 200
                 self.worst[name] = max(self.worst[name], time.monotonic() - begin)
                 self.n += 1
             time.sleep(0.02)
 
+    def late(self):
+        """What took longer than it may since the last call of this."""
+        found = {name: took for name, took in self.worst.items() if took >= LIMITS[name]}
+        self.worst = dict.fromkeys(LIMITS, 0.0)
+        return found
+
     def end(self):
         self._over.set()
         self._thread.join()
-        return self.worst
 
 
 def asked(port, method, path, data, headers=None, timeout=60):
@@ -134,33 +148,41 @@ def asked(port, method, path, data, headers=None, timeout=60):
         connection.close()
 
 
+def calls(seed):
+    """Every route with a body, head or query at its limit; seed: which body each route gets."""
+    bodies = itertools.islice(itertools.cycle(hostile()), seed, None)
+    yield from (("POST", where, next(bodies), {}) for where in POSTS)
+    yield from (("POST", where, text(body), {}) for where, body in costly())
+    long = {"X-Long": "a, " * 15_000}
+    yield from (("GET", where, b"", long) for where in GETS.split())
+    yield from (("GET", f"{where}?{'a=b&' * 12_000}", b"", {}) for where in GETS.split())
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one model", "several"])
-def test_no_input_at_its_limit_keeps_the_loop_from_others(path, tmp_path, monkeypatch, several):
+def test_no_input_at_its_limit_keeps_the_loop_from_others(path, tmp_path, several):
     flags = ["--timeout-prepare", "2", "--parallel", "2", "--slot-save-path", str(tmp_path)]
     if several:
         (tmp_path / "models").mkdir()
         (tmp_path / "models" / "tiny.gguf").symlink_to(path)
     where = None if several else path
     env = {"TAMIS_MODELS": str(tmp_path / "models")}
+    slow = {}
     with ServeProcess(where, tmp_path, *flags, env=env) as server:
-        assert asked(server.port, "POST", "/tokenize", text({"content": "a"})) == 200
+        assert asked(server.port, *Watch.ORDINARY) == 200
         watch = Watch(server.port)
-        slowest = {}
-        bodies = itertools.cycle(hostile())
-        calls = [("POST", where, next(bodies), {}) for where in POSTS for _ in range(2)]
-        calls += [("POST", where, text(body), {}) for where, body in costly()]
-        long = {"X-Long": "a, " * 15_000}
-        calls += [("GET", where, b"", long) for where in GETS.split()]
-        calls += [("GET", f"{where}?{'a=b&' * 12_000}", b"", {}) for where in GETS.split()]
-        for method, where_, data, headers in calls:
-            before = dict(watch.worst)
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                status = asked(server.port, method, where_, data, headers)
-                assert status != 500, (where_, data[:80])
-            if watch.worst != before:
-                slowest[f"{where_[:40]} {data[:40]!r}"] = dict(watch.worst)
-        worst = watch.end()
-    assert max(worst.values()) < PROMPT, slowest
+        try:
+            for method, where_, data, headers in calls(3 * several):
+                for _ in range(3):  # the machine's own delays do not come again, an input's do
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        status = asked(server.port, method, where_, data, headers)
+                        assert status != 500, (where_, data[:80])
+                    if not (late := watch.late()):
+                        break
+                else:
+                    slow[f"{where_[:40]} {data[:40]!r}"] = late
+        finally:
+            watch.end()
+    assert not slow
     assert watch.n > 50
 
 
