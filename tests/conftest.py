@@ -85,7 +85,8 @@ SLOW_TESTS = {
 # Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
 # that notices a fault.
 ALL_CASES = (
-    "engine/test_context_flags.py", "engine/test_private_files.py", "engine/test_processors.py",
+    "bindings/serve/test_guard.py", "engine/test_context_flags.py",
+    "engine/test_private_files.py", "engine/test_private_ways.py", "engine/test_processors.py",
     "engine/test_session_file.py", "fetch/", "formats/", "kernels/test_prepared.py",
     "kv/test_kv_layers.py", "kv/test_recurrent_states.py", "methods/test_cpe.py",
     "methods/test_metered.py", "methods/test_select_hip.py", "methods/test_select_tactic.py",

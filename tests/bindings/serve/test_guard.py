@@ -37,7 +37,8 @@ def asked(headers=(), path="/v1/x", method="POST", access=OPEN, starts=None, app
         return log
     head = [(k.decode(), v.decode("latin-1")) for k, v in sent[0]["headers"]]
     assert len(head) == len(dict(head)), "no header twice"
-    body = b"".join(message["body"] for message in sent[1:])
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    body = sent[1]["body"]
     return sent[0]["status"], dict(head), body, scope.get("tamis.owner"), log
 
 
@@ -231,6 +232,7 @@ def test_each_request_is_a_line_of_the_log():
     async def late(scope, receive, send):
         await asyncio.sleep(0.06)
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
     assert float(asked(JSON, app=late)[-1][0].split()[-2]) >= 0.05
 
