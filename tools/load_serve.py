@@ -32,6 +32,7 @@ from tamis.tools.load_strangers import Strangers
 CLOSE = 0.02  # nats between two tokens that rounding may decide
 MOST_GROWTH = 0.05  # of memory, from the first minute's end to the end
 TIMEOUT = 300
+PROMPT, LATE = 1.0, 2.0  # seconds to a first token
 TOPICS = (
     "Name three colours.",
     "What is the capital of France?",
@@ -61,13 +62,14 @@ class Found:
     busy: int = 0
     broken_off: int = 0
     tokens: int = 0
+    first: dict[str, list[float]] = field(default_factory=dict)  # seconds to it, by question
 
 
 class Client:
     """One connection's worth of requests."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self._port, self.first = port, 0.0  # seconds to the last stream's first token
 
     def answer(self, question: str, n: int) -> tuple[int, str, int]:
         """Status, text and tokens of an answer."""
@@ -81,7 +83,7 @@ class Client:
     def stream(self, question: str, n: int, *, most: int = 1 << 30) -> tuple[int, str, int]:
         """The same of a stream, which is left after `most` chunks."""
         body = _body(question, n) | {"stream": True, "stream_options": {"include_usage": True}}
-        text, tokens = "", 0
+        text, tokens, begin, self.first = "", 0, time.monotonic(), 0.0
         with _connection(self._port) as connection:
             response = _send(connection, body)
             if response.status != 200:
@@ -92,6 +94,7 @@ class Client:
                     return 0, text, 0
                 for choice in chunk["choices"]:
                     text += choice["delta"].get("content") or ""
+                    self.first = self.first or (time.monotonic() - begin if text else 0.0)
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         return 200, text, tokens
 
@@ -245,6 +248,8 @@ def load(
                     found.lost.append(f"{question!r}: status {status}")
                 else:
                     found.seconds.append(time.monotonic() - begin)
+                    if call == client.stream:
+                        found.first.setdefault(question, []).append(client.first)
                     found.tokens += tokens
                     judge(found, text, question, right)
 
@@ -292,6 +297,7 @@ def main() -> int:
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--quiet", type=float, default=0, help="minutes before without strangers")
     parser.add_argument("--strangers", type=int, default=2, help="other clients (default: 2)")
     parser.add_argument("--pause", type=float, default=0, help="seconds between questions")
     parser.add_argument("-n", "--max-tokens", type=int, default=24)
@@ -317,6 +323,7 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
     print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
     right = {question: Alone(port, question, n) for question in questions(24)}
     print(f"{len(right)} answers alone, {len({a.text for a in right.values()})} different")
+    quiet = load(port, arguments.clients, 60 * arguments.quiet, n, right, arguments.pause)
     strangers = Strangers(port, arguments.pause)
     taken: list[tuple[int, int, int]] = []
     over = threading.Event()
@@ -357,6 +364,7 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
         "broken_off": found.broken_off,
         "p50_s": round(ordered[len(ordered) // 2], 2),
         "p99_s": round(ordered[len(ordered) * 99 // 100], 2),
+        "first_s": waits(quiet.first, found.first),
         "tokens_per_s": round(found.tokens / seconds, 1),
         "one_stream": round(rates[1], 1),
         "four_streams": round(rates[4], 1),
@@ -367,6 +375,23 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
         "threads": [n_thread for _, _, n_thread in sampled],
         "cpus": len(os.sched_getaffinity(0)),
     }
+
+
+def waits(quiet: dict[str, list[float]], beside: dict[str, list[float]]) -> dict[str, Any]:
+    """Seconds to a stream's first token, without strangers and beside them: p50, p99, most.
+
+    late: waits beside strangers of over LATE seconds, for what always came within PROMPT without.
+    """
+    found: dict[str, Any] = {}
+    for name, first in (("quiet", quiet), ("beside", beside)):
+        ordered = sorted(seconds for each in first.values() for seconds in each)
+        if n := len(ordered):
+            picked = (ordered[n // 2], ordered[n * 99 // 100], ordered[-1])
+            found[name] = [n, *(round(seconds, 2) for seconds in picked)]
+    prompt = {question for question, each in quiet.items() if max(each) <= PROMPT}
+    promised = [seconds for question in prompt for seconds in beside.get(question, [])]
+    found["promised"], found["late"] = len(promised), sum(each > LATE for each in promised)
+    return found
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Each has an answer that it must get: the one it got alone, or a refusal in time.
 """
 
+import base64
 import http.client
 import json
 import math
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+MOST = (4 << 20) - 4096  # bytes of a body
 SLOW = 60  # seconds that a refusal may take
 CITIES = ["Paris", "Rome", "Oslo"]
 WEATHER = {
@@ -52,6 +54,8 @@ class Strangers:
             ("no_json", self._no_json),
             ("half_open", self._half_open),
             ("left", self._left),
+            ("at_limits", self._at_limits),
+            ("spaces", self._spaces),
         ]
 
     def run(self, me: int, end: float) -> None:
@@ -139,6 +143,31 @@ class Strangers:
 
     def _no_json(self, turn: int) -> str | None:
         return self._refused("/v1/completions", b'{"prompt": ' + b"[" * (100 << turn % 9))
+
+    def _at_limits(self, turn: int) -> str | None:
+        """Bodies as long as they may be, which take as long to read as they can."""
+        html = base64.b64encode(b"<!--" * 500_000).decode()
+        bodies = [
+            ("/v1/chat/completions", b"[" * MOST),
+            ("/tokenize", b'{"a":[' + b"[]," * (MOST // 4) + b"[]]}"),
+            ("/v1/messages", b'{"a":"' + b"\\ud800" * (MOST // 7) + b'"}'),
+            ("/v1/embeddings", b'{"model":"' + b'\\"' * (MOST // 2)),
+            ("/extract", json.dumps({"name": "a.html", "data": html}).encode()),
+        ]
+        path, body = bodies[turn // 2 % len(bodies)]
+        status, reply = self._post(path, body)
+        if status == 429:
+            return "busy"
+        right = status == 200 if path == "/extract" else 400 <= status < 500
+        return None if right else f"{path}: status {status}: {str(reply)[:200]}"
+
+    def _spaces(self, turn: int) -> str | None:
+        """A call that never ends: a client dictates what a reader of calls is to read."""
+        grammar = 'root ::= "<function=" " "{200} "x"'
+        status, reply = self._chat(turn, tools=[WEATHER], grammar=grammar, max_tokens=100)
+        if status != 200:
+            return "busy" if status == 429 else f"status {status}: {reply}"
+        return None
 
     def _half_open(self, turn: int) -> str | None:
         """Connections that say half a thing; they are closed here, or there when they are old."""
