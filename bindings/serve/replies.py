@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.drop_in.completion import Counts, Piece, TokenInfo
 from tamis.bindings.serve.errors import ApiError, ended, unread
-from tamis.bindings.serve.http.json_reply import in_parts
 from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens, Started
+from tamis.bindings.serve.json_text import in_parts
 from tamis.bindings.serve.tasks import Task
 
 MOST_UNREAD = 1 << 16  # events of a stream that may wait for its client to read

@@ -93,6 +93,6 @@ def test_a_segment_beyond_the_context_is_the_context(engine):
         ("quest:rows=row", r"rows is 'row', expected rows in \('group', 'head'\)"),
     ],
 )
-def test_a_parameter_out_of_range_is_told_in_the_users_words(text, told):
+def test_a_parameter_out_of_range_is_reported_in_the_users_words(text, told):
     with pytest.raises(MethodError, match=f"^'{text}': {told}"):
         parse_method(text)

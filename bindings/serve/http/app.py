@@ -52,9 +52,10 @@ from tamis.bindings.serve.errors import (
 from tamis.bindings.serve.helpers import Follower, Helpers
 from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
 from tamis.bindings.serve.http.guard import Access, Guard, Log
-from tamis.bindings.serve.http.json_reply import JsonBytes, JsonReply, in_parts, told
+from tamis.bindings.serve.http.json_reply import JsonBytes, JsonReply, told
 from tamis.bindings.serve.http.metrics import Worker, exposition
 from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
+from tamis.bindings.serve.json_text import in_parts
 from tamis.bindings.serve.models import Model
 from tamis.bindings.serve.replies import About, Events, Mailbox, Reply
 from tamis.bindings.serve.requests import Limits, Reader

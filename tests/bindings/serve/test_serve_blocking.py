@@ -17,7 +17,8 @@ import pytest
 from request_bodies import TOOL
 from serve_process import ServeProcess
 
-from tamis.bindings.serve.http.json_reply import JsonReply, in_parts
+from tamis.bindings.serve.http.json_reply import JsonReply
+from tamis.bindings.serve.json_text import in_parts
 
 LIMITS = {"front": 0.5, "loop": 0.5, "ordinary": 2.0}  # seconds
 MOST = (4 << 20) - 4096  # bytes of a body

@@ -177,5 +177,5 @@ def test_the_logprobs_of_a_long_prompt_keep_nobody_waiting(path):
     assert logprobs["tokens"] == ["word"] * 30_000
     assert len(logprobs["top_logprobs"][-1]) == 21, "the token's own, too"
     told = [chunk["choices"][0]["logprobs"] for chunk in chunks[1:]]
-    assert sum(len(more["tokens"]) for more in told if more) == 1, "the prompt is told once"
+    assert sum(len(more["tokens"]) for more in told if more) == 1, "the prompt is sent once"
     assert worst < 0.3
