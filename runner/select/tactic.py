@@ -127,11 +127,13 @@ class _State(SelectorState):
         self._centroids = np.zeros((n_kv, n_slot, shape.head_dim), np.float32)
         self._norms = np.zeros((n_kv, n_slot), np.float32)
         self._moving = np.zeros((n_kv, self._n_segment), np.int64)
-        self._labels = np.zeros((n_kv, shape.n_ctx), np.int32)
+        # A GPU marks positions by their clusters: it keeps all layers' labels.
+        self._labels = np.zeros((shape.n_layer if shape.on_gpu else 1, n_kv, shape.n_ctx), np.int32)
         self._cursor = np.zeros((n_kv, n_slot), np.int32)
         self._panels = np.zeros((ops.TACTIC_WORKERS, (shape.head_dim + 3) * 32), np.float32)
         self._scores = np.zeros((shape.n_head, n_slot), np.float32)
         self._rank = np.zeros((shape.n_head, n_slot), np.int32)
+        self._until = np.zeros((shape.n_head, n_slot), np.int32)
         self._keep = np.zeros(shape.n_head, np.int32)
         if params.rows == "joint":
             work = n_kv, ops.tactic_joint_work(shape.group, shape.n_ctx, n_slot)
@@ -214,7 +216,7 @@ class _State(SelectorState):
         means = self._means[layer]
         seed = p.seed * shape.n_layer + layer
         add(ops.TACTIC_SEED, (shape.head_dim,), means=means, seed=seed, **of_all)
-        of_all |= {"labels": self._labels, "capacity": shape.n_ctx}
+        of_all |= {"labels": self._labels_of(layer), "capacity": shape.n_ctx}
         for _ in range(p.n_iter):
             add(ops.TACTIC_ASSIGN, (shape.head_dim,), panels=self._panels, **of_all)
             add(
@@ -226,6 +228,10 @@ class _State(SelectorState):
                 cursor=self._cursor,
                 **of_all,
             )
+
+    def _labels_of(self, layer: int) -> np.ndarray:
+        """The clusters of a layer's positions; on the CPU scratch, which the layers share."""
+        return self._labels[layer % len(self._labels)]
 
     def _most_weighed(self) -> int:
         """Most positions that a head weighs: first ones, windows or samples, those not clustered.
@@ -340,16 +346,19 @@ class _State(SelectorState):
             ops.TACTIC_MARK,
             (1 if joint else shape.n_head // self._n_row,),
             extent=self._extent,
+            labels=self._labels_of(layer),
             starts=self._starts[layer],
             order=self._order[layer],
             rank=self._rank,
             keep=self._keep,
+            until=self._until,
             marks=self._marks,
             count=self._count,
             n_row=self._n_row,
             heads_per_kv=1 if joint else shape.group,
             n_slot=self._n_slot,
             capacity=shape.n_ctx,
+            n_sink=self._params.sink,
         )
         sel = new_selection(shape, rec, n_row=self._n_row, block=1)
         rec.program.add(

@@ -297,14 +297,16 @@ def budgets(head_dim, keys, n_kv, *, n_head, heads_per_kv, margin, q, **order):
             yield {"rank": rank, "keep": kept["keep"].copy()}
 
 
-def lists_of(rng, n_sink, end, n_cluster, capacity, n_slot):
-    """Random clusters of two KV heads."""
-    labels = rng.integers(0, n_cluster, (2, end - n_sink))
+def labelled(rng, n_sink, end, n_cluster, capacity, n_slot):
+    """Random clusters of two KV heads: labels by position, positions by label, their starts."""
+    labels = np.full((2, capacity), 10**9, np.int32)  # of positions outside of the clusters
+    labels[:, n_sink:end] = rng.integers(0, n_cluster, (2, end - n_sink))
     order, starts = np.zeros((2, capacity), np.int32), np.zeros((2, n_slot + 1), np.int32)
     for h in range(2):
-        order[h, : end - n_sink] = n_sink + np.argsort(labels[h], kind="stable")
-        starts[h, 1 : n_cluster + 1] = np.bincount(labels[h], minlength=n_cluster).cumsum()
-    return order, starts
+        own = labels[h, n_sink:end]
+        order[h, : end - n_sink] = n_sink + np.argsort(own, kind="stable")
+        starts[h, 1 : n_cluster + 1] = np.bincount(own, minlength=n_cluster).cumsum()
+    return labels, order, starts
 
 
 @pytest.mark.parametrize(("n_sample", "margin"), [(0, 0), (30, 0), (256, 0.5)])
@@ -319,7 +321,7 @@ def test_the_budget_is_that_of_the_reference(
     rng = np.random.default_rng((head_dim, n_kv))
     keys, capacity, n_slot, heads_per_kv = Keys(rng, n_kv, head_dim), n_kv + 1, 48, 2
     end, n_cluster = n_kv - n_local, min(40, n_kv - n_local - n_sink)
-    order, starts = lists_of(rng, n_sink, end, n_cluster, capacity, n_slot)
+    _, order, starts = labelled(rng, n_sink, end, n_cluster, capacity, n_slot)
     q, scale = 3 * normal(rng, 1, 4, head_dim), head_dim**-0.5
     scores = 9 * normal(rng, 4, n_slot)  # whatever the clusters' scores are
     for found in budgets(
@@ -349,6 +351,41 @@ def test_the_budget_is_that_of_the_reference(
                     ranked, sizes, logits, n_first, outside, share, n_sample, margin
                 ), 0  # fmt: skip
             assert abs(found["keep"][head] - expected) <= slack
+
+
+SCORES = {
+    "random": lambda rng, n: rng.standard_normal(n),
+    "one of them far from all": lambda rng, n: np.append(rng.standard_normal(n - 1), 1e6),
+    "equal": lambda _rng, n: np.full(n, -3.5),
+    "many equal": lambda rng, n: np.round(rng.standard_normal(n)),
+}
+
+
+@pytest.mark.parametrize("n_cluster", [1, 300, 5000])
+@pytest.mark.parametrize("kind", SCORES)
+@in_child
+def test_clusters_are_ranked_by_falling_score(kind, n_cluster):
+    rng, n_slot = np.random.default_rng(n_cluster), n_cluster // 16 * 16 + 16
+    capacity = -(-4 * n_cluster // 64) * 64
+    _, order, starts = labelled(rng, 4, 4 * n_cluster, n_cluster, capacity, n_slot)
+    scores = np.full((2, n_slot), 1e9, np.float32)
+    scores[:, :n_cluster] = [SCORES[kind](rng, n_cluster) for _ in range(2)]
+    for found in runs(
+        ops.TACTIC_RANK,
+        out={
+            "rank": np.full((2, n_slot), -7, np.int32), "counts": np.full(2, -7, np.int32),
+            "work": np.zeros((2, ops.tactic_work(capacity, n_slot)), np.float32),
+            "sets": np.full((2, 8), -7, np.int32),
+        },
+        step=step_of(1, capacity), n_head=2, heads_per_kv=1, set_capacity=8, scores=scores,
+        extent=np.array([4, 4 * n_cluster, n_cluster]), starts=starts, order=order, n_slot=n_slot,
+        capacity=capacity, n_sink=4, counted=1, n_sample=0, share=1, first_share=0.02, scale=1,
+    ):  # fmt: skip
+        assert found["counts"].tolist() == [0, 0]
+        for rank, own in zip(found["rank"], scores, strict=True):
+            assert sorted(rank[:n_cluster]) == list(range(n_cluster))
+            falls = -np.diff(own[rank[:n_cluster]].astype(float))
+            assert (falls >= -np.ptp(own[:n_cluster]) / 65535 - 1e-6).all()
 
 
 def densities_of(logits, sizes, outside):
@@ -427,7 +464,7 @@ def test_the_joint_budget_is_that_of_the_reference(
     rng = np.random.default_rng((head_dim, n_kv, group))
     keys, capacity, n_slot = Keys(rng, n_kv, head_dim), n_kv + 1, 48
     end, n_cluster = n_kv - n_local, min(40, n_kv - n_local - n_sink)
-    order, starts = lists_of(rng, n_sink, end, n_cluster, capacity, n_slot)
+    _, order, starts = labelled(rng, n_sink, end, n_cluster, capacity, n_slot)
     q, scale = 3 * normal(rng, 1, 2 * group, head_dim), head_dim**-0.5
     scores = 9 * normal(rng, 2 * group, n_slot)  # whatever the clusters' scores are
     n_reach = (2 * group + 2) // 3
@@ -484,20 +521,23 @@ def test_without_clusters_nothing_is_kept_of_them(joint):
 
 @pytest.mark.on_threads
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("end", [5, 60, 128])
+@pytest.mark.parametrize(
+    ("end", "n_cluster", "capacity"),
+    # Last: a GPU's block holds 16384 clusters' ends.
+    [(5, 7, 128), (60, 7, 128), (128, 7, 128), (128, 128, 192), (5000, 1500, 5056),
+     (33000, 17000, 33024)],
+)  # fmt: skip
 @in_child
-def test_marked_are_the_positions_of_any_head_of_the_row(group, end):
+def test_marked_are_the_positions_of_any_head_of_the_row(group, end, n_cluster, capacity):
     rng = np.random.default_rng(group)
-    n_row, heads_per_kv, n_slot, capacity, n_sink, n_cluster = 2, group, 16, 128, 5, 7
-    order, starts = np.full((2, capacity), -1, np.int32), np.zeros((2, 17), np.int32)
+    n_row, heads_per_kv, n_slot, n_sink = 2, group, n_cluster // 16 * 16 + 16, 5
     n = max(0, end - n_sink)
-    for h in range(2):
-        order[h, :n] = n_sink + rng.permutation(n)
-        starts[h, 1:n_cluster] = np.sort(rng.integers(0, n + 1, n_cluster - 1))
-        starts[h, n_cluster] = n
-    rank = np.array([[*rng.permutation(n_cluster), *[99] * 9] for _ in range(2 * group)], np.int32)
+    labels, order, starts = labelled(rng, n_sink, end, n_cluster, capacity, n_slot)
+    rank = np.full((2 * group, n_slot), 10**9, np.int32)
+    for head in range(2 * group):
+        rank[head, :n_cluster] = rng.permutation(n_cluster)
     keep = rng.integers(0, n + 1, 2 * group).astype(np.int32)
-    keep[0] = n
+    keep[0], keep[-1] = n, min(n, 3)
     kept = [set(), set()]
     for head in range(2 * group):
         parts = [order[head // group, starts[head // group, c] : starts[head // group, c + 1]]
@@ -505,21 +545,30 @@ def test_marked_are_the_positions_of_any_head_of_the_row(group, end):
         kept[head // group] |= set(np.concatenate(parts)[: keep[head]].tolist())
     marks = rng.integers(-9, 9, (n_row, capacity // 64))  # of the step before
     for found in runs(
-        ops.TACTIC_MARK, (group,), out={"marks": marks, "count": np.full(n_row, -7, np.int32)},
-        extent=np.array([n_sink, end, n_cluster]), starts=starts, order=order, rank=rank,
-        keep=keep, n_row=n_row, heads_per_kv=heads_per_kv, n_slot=n_slot, capacity=capacity,
+        ops.TACTIC_MARK, (group,),
+        out={
+            "marks": marks, "count": np.full(n_row, -7, np.int32),
+            "until": np.full(rank.shape, 10**9, np.int32),
+        },
+        extent=np.array([n_sink, end, n_cluster]), labels=labels, starts=starts, order=order,
+        rank=rank, keep=keep, n_row=n_row, heads_per_kv=heads_per_kv, n_slot=n_slot,
+        capacity=capacity, n_sink=n_sink,
     ):  # fmt: skip
         bits = np.unpackbits(found["marks"].view(np.uint8), axis=1, bitorder="little")
-        assert [set(np.flatnonzero(row[:end]).tolist()) for row in bits] == kept
+        n_word = (end + 63) // 64
+        assert [set(np.flatnonzero(row[: 64 * n_word]).tolist()) for row in bits] == kept
+        np.testing.assert_array_equal(found["marks"][:, n_word:], marks[:, n_word:])
         assert found["count"].tolist() == [len(row) for row in kept]
 
 
 @pytest.mark.on_threads
-@pytest.mark.parametrize(("pos", "end"), [(0, 5), (3, 5), (30, 5), (30, 13), (91, 70), (40, 41)])
+@pytest.mark.parametrize(
+    ("pos", "end"), [(0, 5), (3, 5), (30, 5), (30, 13), (91, 70), (40, 41), (9300, 9001)]
+)
 @in_child
 def test_the_selection_joins_marks_and_what_lies_outside_of_clusters(pos, end):
     rng = np.random.default_rng(pos)
-    n_sink, n_row, capacity = 5, 3, 128
+    n_sink, n_row, capacity = 5, 3, 64 * (pos // 64 + 1)
     bits = rng.integers(0, 2, (n_row, capacity)).astype(np.uint8)
     bits[1] = 0
     bits[:, :n_sink] = bits[:, end:] = 0

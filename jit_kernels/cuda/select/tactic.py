@@ -22,6 +22,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
+    int64,
     load_f32,
     load_i32,
     load_i64,
@@ -36,14 +37,12 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     ballot,
     count_bits,
     load_shared,
+    load_shared_i32,
     shared_address,
+    shuffle_i32,
+    store_shared_i32,
 )
-from tamis.jit_kernels.cuda.lang.radix_topk import (
-    set_bit,
-    size_of,
-    write_bits,
-    write_range,
-)
+from tamis.jit_kernels.cuda.lang.radix_topk import HELD, size_of, write_range
 from tamis.jit_kernels.cuda.lang.readers import const_f16
 from tamis.jit_kernels.cuda.select.common import LOWEST
 from tamis.jit_kernels.cuda.select.tactic_budget import tactic_budget, tactic_rank
@@ -279,55 +278,73 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
 
 def tactic_mark(group: int) -> list[Launch]:
-    """Kernels of TACTIC_MARK: no marks, those of heads, how many a row has.
+    """Kernels of TACTIC_MARK: up to where heads keep clusters, marks, how many a row has.
 
-    Blocks take parts of heads, their threads members of clusters.
+    Blocks take heads, then parts of rows: a position is marked by its cluster's label.
     """
 
-    @device
-    def mark(row, own, ranked, left, n_cluster, share, shared):
-        """Set the bits of the first `left` positions in the order of ranked clusters.
-
-        Of a part of n_part: the positions that fall to its threads.
-        """
-        (starts, order), (part, n_part), (ends, lists, parts) = own, share, shared
-        for first in range(0, n_cluster, threads()):
-            if left <= 0:
-                break
-            i, start, n = first + thread(), 0, 0
-            if i < n_cluster:
+    def cut(tid, n_thread, a):
+        """until: of each of a head's clusters the last position that it keeps, or -1."""
+        parts, n_cluster = cuda.shared.array(MOST_WARPS, int32), load_i64(a.extent + 16)
+        share = (n_cluster + threads() - 1) // threads()
+        first = min(n_cluster, share * thread())
+        end = min(n_cluster, first + share)
+        for head in range(tid, a.n_row * group, n_thread):
+            h, keep = head // a.heads_per_kv, load_i32(a.keep + 4 * head)
+            starts, order = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
+            ranked, until = a.rank + 4 * a.n_slot * head, a.until + 4 * a.n_slot * head
+            mine = 0
+            for i in range(first, end):
                 at = starts + 4 * load_i32(ranked + 4 * i)
-                start = load_i32(at)
-                n = load_i32(at + 4) - start
-            before, total = block_before(int32(n), parts)
-            ends[thread()], lists[thread()] = int32(before + n), int32(start - before)
+                mine += load_i32(at + 4) - load_i32(at)
+            before, _ = block_before(int32(mine), parts)
+            left = keep - before
+            for i in range(first, end):
+                c = load_i32(ranked + 4 * i)
+                start = load_i32(starts + 4 * c)
+                n, last = load_i32(starts + 4 * c + 4) - start, -1
+                if n > 0 and n <= left:
+                    last = a.capacity
+                elif left > 0 and left < n:
+                    last = load_i32(order + 4 * (start + left - 1))
+                store_i32(until + 4 * c, last)
+                left -= n
+
+    @device
+    def last_of(until, n_slot, c):
+        """The last position of a cluster that any head of a row keeps."""
+        last = load_i32(until + 4 * c)
+        for g in range(1, group):
+            last = max(last, load_i32(until + 4 * (n_slot * g + c)))
+        return last
+
+    def mark(tid, n_thread, a):
+        shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_row)
+        end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
+        n_word, n_warp = (end + 63) // 64, threads() // WARP
+        share = (n_word + n_part - 1) // n_part  # words of a part
+        for item in range(tid, a.n_row * n_part, n_thread):
+            r, part = quotient(item, n_part), remainder(item, n_part)
+            until, row = a.until + 4 * a.n_slot * group * r, a.marks + a.capacity // 8 * r
+            labels = a.labels + 4 * a.capacity * quotient(r * group, a.heads_per_kv)
+            for c in range(thread(), min(n_cluster, HELD), threads()):
+                store_shared_i32(uint32(shared + 4 * c), last_of(until, a.n_slot, c))
             sync_block()
-            for k in range(threads() * part + thread(), min(left, total), threads() * n_part):
-                low, high = 0, threads() - 1  # the first cluster that ends after the k-th member
-                while low < high:
-                    middle = (low + high) >> 1
-                    low, high = (low, middle) if ends[middle] > k else (middle + 1, high)
-                set_bit(row, load_i32(order + 4 * (lists[low] + k)))
-            left -= total
-            sync_block()  # before the next clusters overwrite what is read here
-
-    def clear(tid, n_thread, a):
-        n_word = (load_i64(a.extent + 8) + 63) // 64
-        for i in range(tid * THREADS + thread(), n_word * a.n_row, n_thread * THREADS):
-            r, word = quotient(i, n_word), remainder(i, n_word)
-            store_i64(a.marks + a.capacity // 8 * r + 8 * word, 0)
-
-    def kernel(tid, n_thread, a):
-        parts, ends = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_THREADS, int32)
-        lists, n_cluster = cuda.shared.array(MOST_THREADS, int32), load_i64(a.extent + 16)
-        n_head = a.n_row * group
-        n_part = max(1, n_thread // n_head)
-        for item in range(tid, n_head * n_part, n_thread):
-            head, part = quotient(item, n_part), remainder(item, n_part)
-            row, h = a.marks + a.capacity // 8 * (head // group), head // a.heads_per_kv
-            own = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
-            left, ranked = load_i32(a.keep + 4 * head), a.rank + 4 * a.n_slot * head
-            mark(row, own, ranked, left, n_cluster, (part, n_part), (ends, lists, parts))
+            low, high = share * part, min(n_word, share * (part + 1))
+            for word in range(low + warp(), high, n_warp):
+                bits = 0
+                for half in range(2):
+                    j, kept = 64 * word + 32 * half + lane(), False
+                    if a.n_sink <= j and j < end and n_cluster > 0:
+                        c = load_i32(labels + 4 * j)
+                        if c < HELD:
+                            kept = j <= load_shared_i32(uint32(shared + 4 * c))
+                        else:
+                            kept = j <= last_of(until, a.n_slot, c)
+                    bits |= int64(ballot(uint32(1 if kept else 0))) << (32 * half)
+                if lane() == 0:
+                    store_i64(row + 8 * word, bits)
+            sync_block()  # before the next row's clusters overwrite what is read here
 
     def count(tid, n_thread, a):
         parts, n_word = cuda.shared.array(MOST_WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
@@ -340,10 +357,32 @@ def tactic_mark(group: int) -> list[Launch]:
                 store_i32(a.count + 4 * r, total)
 
     return [
-        Launch(clear),
-        Launch(kernel, threads=MOST_THREADS, any_size=True),
+        Launch(cut, threads=MOST_THREADS, any_size=True),
+        Launch(mark, shared=4 * HELD, threads=MOST_THREADS, any_size=True),
         Launch(count, threads=MOST_THREADS, any_size=True),
     ]
+
+
+@device
+def write_marked(words, first, end, out, parts):
+    """As write_bits, of words with many bits: a warp writes a word's together."""
+    share = quotient(end - first + threads() // WARP - 1, threads() // WARP)
+    begin = min(end, first + share * warp())
+    stop, found = min(end, begin + share), 0
+    for word in range(begin + lane(), stop, WARP):
+        found += size_of(load_i64(words + 8 * word))
+    before, total = block_before(int32(found), parts)
+    out += 4 * shuffle_i32(int32(before), 0)  # of the warp's first lane
+    below = (uint32(1) << lane()) - uint32(1)
+    for word in range(begin, stop):
+        bits = load_i64(words + 8 * word)
+        for half in range(2):
+            own = uint32(bits >> (32 * half))
+            if own >> lane() & 1:
+                to = out + 4 * count_bits(uint32(own & below))
+                store_i32(to, 64 * word + 32 * half + lane())
+            out += 4 * count_bits(own)
+    return total
 
 
 def tactic_select() -> list[Launch]:
@@ -370,7 +409,7 @@ def tactic_select() -> list[Launch]:
             at = a.indices + 4 * begin
             if part == 0:
                 write_range(at, 0, first)
-            n = write_bits(words, low, high, at + 4 * first, parts)
+            n = write_marked(words, low, high, at + 4 * first, parts)
             if part == n_part - 1:
                 write_range(at + 4 * (first + n), end, n_kv)
                 if thread() == 0:

@@ -19,11 +19,8 @@ from tamis.jit_kernels.cuda.lang.grid import (
     MOST_THREADS,
     MOST_WARPS,
     THREADS,
-    WARP,
-    WARPS,
     Launch,
     block_before,
-    lane,
     largest,
     most_of,
     sum_of,
@@ -31,24 +28,23 @@ from tamis.jit_kernels.cuda.lang.grid import (
     sync_block,
     thread,
     threads,
-    warp,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     load_f32,
     load_i32,
     load_i64,
+    ordered,
+    quotient,
     rounded,
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, exp2, load_shared, shared_address
+from tamis.jit_kernels.cuda.lang.ptx import exp2, load_shared, shared_address
 from tamis.jit_kernels.cuda.select.common import LOWEST
 
-FINEST = 65535.0  # levels of scores that the sort distinguishes
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
-DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
-COUNTS, MOST_COUNTS = WARPS * DIGITS, MOST_WARPS * DIGITS
+BINS = 4096  # that scores are counted in before those of a bin are compared
 list_size = device(tactic_list)
 half_window = device(tactic_half_window)
 
@@ -93,54 +89,71 @@ def least_count(weights, n, need, sums, found):
 
 # ---- the order -----------------------------------------------------------------------------------
 @device
-def peers_of(digit, live):
-    """The mask of live lanes whose digit equals this lane's (match_any)."""
-    peers = ballot(uint32(1 if live else 0))
-    for b in range(DIGIT):
-        mine = digit >> b & 1
-        ones = ballot(uint32(mine))
-        peers = uint32(peers & (ones if mine != 0 else uint32(ones ^ uint32(0xFFFFFFFF))))
-    return peers
+def bin_of(x, scale):
+    """The bin of a score; bins are linear in it, from the highest down."""
+    high, factor = scale
+    return max(0, min(BINS - 1, rounded((high - x) * factor)))
 
 
 @device
-def sort_pass(keys, source, target, n, shift, counts, parts):
-    """One stable radix-sort pass over indices by a digit of their keys.
+def scale_of(scores, n, tops):
+    """The highest score, and what a distance from it is multiplied by."""
+    high, low = float32(LOWEST), float32(LOWEST)
+    for i in range(thread(), n, threads()):
+        x = load_f32(scores + 4 * i)
+        high, low = max(high, x), max(low, -x)
+    high = most_of(high, tops)
+    low = -most_of(low, tops)
+    return high, float32(BINS - 1) / (high - low) if high > low else float32(0)
 
-    The work of a block of at least DIGITS threads. counts: a shared array of int32, DIGITS a warp.
-    """
-    n_warp, mine = threads() // WARP, int32(0)
-    share = (n + threads() - 1) // threads() * WARP  # of a warp
-    begin, below = share * warp(), (uint32(1) << lane()) - uint32(1)
-    for i in range(thread(), DIGITS * n_warp, threads()):
-        counts[i] = 0
+
+@device
+def place_bins(bins, parts):
+    """Make where bins begin of how many they hold."""
+    share, mine = quotient(BINS, threads()), int32(0)
+    first = share * thread()
+    for i in range(share):
+        mine += bins[first + i]
+    before, _ = block_before(int32(mine), parts)
+    for i in range(share):
+        size = bins[first + i]
+        bins[first + i] = before
+        before += size
     sync_block()
-    for pass_ in range(2):
-        for start in range(begin, min(begin + share, n), WARP):
-            i = start + lane()
-            live, item = i < n, min(i, n - 1)
-            if source != 0:
-                item = load_i32(source + 4 * item)
-            digit = load_i32(keys + 4 * item) >> shift & (DIGITS - 1)
-            peers = peers_of(digit, live)
-            ahead = int32(count_bits(uint32(peers & below)))
-            at = counts[DIGITS * warp() + digit]
-            if pass_ == 1 and live:
-                store_i32(target + 4 * (at + ahead), item)
-            cuda.syncwarp()
-            if live and ahead == 0:
-                counts[DIGITS * warp() + digit] = at + int32(count_bits(peers))
-            cuda.syncwarp()
-        sync_block()
-        if pass_ == 0:
-            for w in range(n_warp if thread() < DIGITS else 0):
-                mine += counts[DIGITS * w + thread()]
-            before, _ = block_before(int32(mine), parts)
-            for w in range(n_warp if thread() < DIGITS else 0):
-                size = counts[DIGITS * w + thread()]
-                counts[DIGITS * w + thread()] = before
-                before += size
-            sync_block()
+
+
+@device
+def order_clusters(scores, n, listed, rank, shared):
+    """Rank n scores by falling value, ties by index: each is compared with those of its bin.
+
+    listed: scratch for n int32. shared: arrays of BINS int32, of an int32 a warp, and of a float32.
+    """
+    bins, parts, tops = shared
+    for i in range(thread(), BINS, threads()):
+        bins[i] = 0
+    scale = scale_of(scores, n, tops)
+    sync_block()
+    for i in range(thread(), n, threads()):
+        at = bin_of(load_f32(scores + 4 * i), scale)
+        cuda.atomic.add(bins, at, 1)  # type: ignore[call-arg]
+    sync_block()
+    place_bins(bins, parts)
+    for i in range(thread(), n, threads()):
+        at = bin_of(load_f32(scores + 4 * i), scale)
+        to = cuda.atomic.add(bins, at, 1)  # type: ignore[call-arg]
+        store_i32(listed + 4 * to, i)
+    sync_block()  # a bin is now where it ends
+    for i in range(thread(), n, threads()):
+        x = load_f32(scores + 4 * i)
+        own, at = ordered(x), bin_of(x, scale)
+        begin, end = bins[at - 1] if at > 0 else int32(0), bins[at]
+        to = begin
+        for p in range(begin, end):
+            other = load_i32(listed + 4 * p)
+            key = ordered(load_f32(scores + 4 * other))
+            to += 1 if key > own or (key == own and other < i) else 0
+        store_i32(rank + 4 * to, i)
+    sync_block()
 
 
 class Lists(NamedTuple):
@@ -148,46 +161,32 @@ class Lists(NamedTuple):
 
     logits: Any  # of the listed keys
     guesses: Any  # of clusters in the order of rank
-    sizes: Any
+    sizes: Any  # scratch while they are ranked
     weights: Any  # running sums
     at_samples: Any  # guesses of the clusters that samples are of
 
 
 @device
-def sort_clusters(scores, lists, rank, n, counts, parts, tops):
-    """Sort clusters by descending score, quantised to FINEST steps, ties by index, into rank."""
-    keys, other = lists.guesses, lists.sizes  # which are not written yet
-    high, low = float32(LOWEST), float32(LOWEST)
-    for i in range(thread(), n, threads()):
-        x = load_f32(scores + 4 * i)
-        high, low = max(high, x), max(low, -x)
-    high = most_of(high, tops)
-    low = -most_of(low, tops)
-    factor = float32(FINEST) / (high - low) if high > low else float32(0)
-    for i in range(thread(), n, threads()):
-        store_i32(keys + 4 * i, rounded((high - load_f32(scores + 4 * i)) * factor))
-    sync_block()
-    sort_pass(keys, 0, other, n, 0, counts, parts)
-    sync_block()
-    sort_pass(keys, other, rank, n, DIGIT, counts, parts)
-    sync_block()
-
-
-@device
 def follow(scores, starts, rank, tables, n_cluster, scale, parts):
-    """For clusters in rank order: cumulative positions, scaled score, size."""
+    """For clusters in rank order: cumulative positions, scaled score, size.
+
+    A thread has neighbouring ones.
+    """
     (ends, guesses, sizes), total = tables, 0
-    for first in range(0, n_cluster, threads()):
-        i, c, n = first + thread(), 0, 0
-        if i < n_cluster:
-            c = load_i32(rank + 4 * i)
-            n = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
-            store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
-            store_f32(sizes + 4 * i, float32(n))
-        before, whole = block_before(int32(n), parts)
-        if i < n_cluster:
-            store_i32(ends + 4 * i, total + before + n)
-        total += whole
+    share = quotient(n_cluster + threads() - 1, threads())
+    first = min(n_cluster, share * thread())
+    end = min(n_cluster, first + share)
+    for i in range(first, end):
+        at = starts + 4 * load_i32(rank + 4 * i)
+        total += load_i32(at + 4) - load_i32(at)
+    total, _ = block_before(int32(total), parts)
+    for i in range(first, end):
+        c = load_i32(rank + 4 * i)
+        n = load_i32(starts + 4 * c + 4) - load_i32(starts + 4 * c)
+        total += n
+        store_i32(ends + 4 * i, total)
+        store_f32(guesses + 4 * i, load_f32(scores + 4 * c) * scale)
+        store_f32(sizes + 4 * i, float32(n))
     sync_block()
 
 
@@ -504,12 +503,12 @@ def tactic_rank() -> list[Launch]:
 
     def rank(tid, n_thread, a):
         parts, tops = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_WARPS, float32)
-        counts, n_cluster = cuda.shared.array(MOST_COUNTS, int32), load_i64(a.extent + 16)
+        bins, n_cluster = cuda.shared.array(BINS, int32), load_i64(a.extent + 16)
         for r in range(tid, a.n_head if n_cluster > 0 else 0, n_thread):
             ends, lists = room_of(a, r)
             _, starts, ranked, _, _ = clusters_of(a, r, ends)
             own = a.scores + 4 * a.n_slot * r
-            sort_clusters(own, lists, ranked, n_cluster, counts, parts, tops)
+            order_clusters(own, n_cluster, lists.sizes, ranked, (bins, parts, tops))
             tables = ends, lists.guesses, lists.sizes
             follow(own, starts, ranked, tables, n_cluster, a.scale, parts)
 

@@ -6,19 +6,24 @@ float32 weights.
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, float64, int32, uint8
+from numba import cuda, float32, float64, int32, uint8, uint32
 
 from tamis.jit_kernels.contract.ops import STEP, TACTIC_SAMPLES
 from tamis.jit_kernels.cuda.attention.attend_epilogue import LOG2_E, first_at_least
 from tamis.jit_kernels.cuda.attention.score import ROW
 from tamis.jit_kernels.cuda.lang.grid import (
     THREADS,
+    WARP,
     WARPS,
     Launch,
+    block_before,
+    lane,
     sum_of,
     sums_before,
     sync_block,
     thread,
+    threads,
+    warp,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
@@ -29,10 +34,8 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import exp2, shared_address
+from tamis.jit_kernels.cuda.lang.ptx import ballot, count_bits, exp2, shared_address
 from tamis.jit_kernels.cuda.select.tactic_budget import (
-    COUNTS,
-    DIGIT,
     draw,
     exponentiate,
     follow,
@@ -41,12 +44,13 @@ from tamis.jit_kernels.cuda.select.tactic_budget import (
     list_ranked,
     list_size,
     list_span,
-    sort_pass,
     summing,
     weighing,
 )
 
 TINY = 1e-30
+DIGIT, DIGITS = 8, 256  # bits that a pass sorts by: a thread has a digit
+COUNTS = WARPS * DIGITS
 OCTAVE = 14  # bits of a float32 that do not count in an order: 512 steps an octave are left
 LAST = 65535  # of the steps: 2^127 below the first
 
@@ -100,6 +104,57 @@ def make_density(a, h, facts, group, n_cluster, sums):
             x = load_f32(density + 4 * i) + load_f32(own + 4 * i) * factor
             store_f32(density + 4 * i, x)
     sync_block()
+
+
+@device
+def peers_of(digit, live):
+    """The mask of live lanes whose digit equals this lane's (match_any)."""
+    peers = ballot(uint32(1 if live else 0))
+    for b in range(DIGIT):
+        mine = digit >> b & 1
+        ones = ballot(uint32(mine))
+        peers = uint32(peers & (ones if mine != 0 else uint32(ones ^ uint32(0xFFFFFFFF))))
+    return peers
+
+
+@device
+def sort_pass(keys, source, target, n, shift, counts, parts):
+    """One stable radix-sort pass over indices by a digit of their keys.
+
+    The work of a block of at least DIGITS threads. counts: a shared array of int32, DIGITS a warp.
+    """
+    n_warp, mine = threads() // WARP, int32(0)
+    share = (n + threads() - 1) // threads() * WARP  # of a warp
+    begin, below = share * warp(), (uint32(1) << lane()) - uint32(1)
+    for i in range(thread(), DIGITS * n_warp, threads()):
+        counts[i] = 0
+    sync_block()
+    for pass_ in range(2):
+        for start in range(begin, min(begin + share, n), WARP):
+            i = start + lane()
+            live, item = i < n, min(i, n - 1)
+            if source != 0:
+                item = load_i32(source + 4 * item)
+            digit = load_i32(keys + 4 * item) >> shift & (DIGITS - 1)
+            peers = peers_of(digit, live)
+            ahead = int32(count_bits(uint32(peers & below)))
+            at = counts[DIGITS * warp() + digit]
+            if pass_ == 1 and live:
+                store_i32(target + 4 * (at + ahead), item)
+            cuda.syncwarp()
+            if live and ahead == 0:
+                counts[DIGITS * warp() + digit] = at + int32(count_bits(peers))
+            cuda.syncwarp()
+        sync_block()
+        if pass_ == 0:
+            for w in range(n_warp if thread() < DIGITS else 0):
+                mine += counts[DIGITS * w + thread()]
+            before, _ = block_before(int32(mine), parts)
+            for w in range(n_warp if thread() < DIGITS else 0):
+                size = counts[DIGITS * w + thread()]
+                counts[DIGITS * w + thread()] = before
+                before += size
+            sync_block()
 
 
 @device

@@ -259,16 +259,19 @@ class TacticMark:
     """The positions that a head of the row's group keeps, as bits."""
 
     extent: Address
+    labels: Address  # int32 [n_head_kv, capacity]: a position's cluster; what a GPU marks by
     starts: Address
     order: Address
     rank: Address
     keep: Address
+    until: Address  # int32 [n_row * group, n_slot], a GPU's scratch
     marks: Address  # int64 [n_row, capacity / 64]: a bit a position, the lowest first
     count: Address  # int32 [n_row]: how many are set
     n_row: int
     heads_per_kv: int
     n_slot: int
     capacity: int
+    n_sink: int
 
 
 TACTIC_MARK = op("select.tactic", TacticMark, "group")
