@@ -133,7 +133,6 @@ class _State(SelectorState):
         self._panels = np.zeros((ops.TACTIC_WORKERS, (shape.head_dim + 3) * 32), np.float32)
         self._scores = np.zeros((shape.n_head, n_slot), np.float32)
         self._rank = np.zeros((shape.n_head, n_slot), np.int32)
-        self._until = np.zeros((shape.n_head, n_slot), np.int32)
         self._keep = np.zeros(shape.n_head, np.int32)
         if params.rows == "joint":
             work = n_kv, ops.tactic_joint_work(shape.group, shape.n_ctx, n_slot)
@@ -351,7 +350,8 @@ class _State(SelectorState):
             order=self._order[layer],
             rank=self._rank,
             keep=self._keep,
-            until=self._until,
+            ends=self._work,  # whose rows begin with them
+            n_end=self._work.shape[1],
             marks=self._marks,
             count=self._count,
             n_row=self._n_row,

@@ -361,7 +361,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("n_cluster", [1, 300, 5000])
+@pytest.mark.parametrize("n_cluster", [1, 300, 5000, 9000])  # a GPU's block holds 8192
 @pytest.mark.parametrize("kind", SCORES)
 @in_child
 def test_clusters_are_ranked_by_falling_score(kind, n_cluster):
@@ -538,18 +538,17 @@ def test_marked_are_the_positions_of_any_head_of_the_row(group, end, n_cluster, 
         rank[head, :n_cluster] = rng.permutation(n_cluster)
     keep = rng.integers(0, n + 1, 2 * group).astype(np.int32)
     keep[0], keep[-1] = n, min(n, 3)
-    kept = [set(), set()]
+    kept, ends = [set(), set()], np.full((2 * group, n_cluster + 3), -7, np.int32)
     for head in range(2 * group):
         parts = [order[head // group, starts[head // group, c] : starts[head // group, c + 1]]
                  for c in rank[head, :n_cluster]]  # fmt: skip
+        ends[head, :n_cluster] = np.cumsum([len(part) for part in parts])
         kept[head // group] |= set(np.concatenate(parts)[: keep[head]].tolist())
     marks = rng.integers(-9, 9, (n_row, capacity // 64))  # of the step before
     for found in runs(
         ops.TACTIC_MARK, (group,),
-        out={
-            "marks": marks, "count": np.full(n_row, -7, np.int32),
-            "until": np.full(rank.shape, 10**9, np.int32),
-        },
+        out={"marks": marks, "count": np.full(n_row, -7, np.int32)}, ends=ends,
+        n_end=ends.shape[1],
         extent=np.array([n_sink, end, n_cluster]), labels=labels, starts=starts, order=order,
         rank=rank, keep=keep, n_row=n_row, heads_per_kv=heads_per_kv, n_slot=n_slot,
         capacity=capacity, n_sink=n_sink,

@@ -278,45 +278,48 @@ def tactic_score(head_dim: int, group: int) -> list[Launch]:
 
 
 def tactic_mark(group: int) -> list[Launch]:
-    """Kernels of TACTIC_MARK: up to where heads keep clusters, marks, how many a row has.
+    """Kernels of TACTIC_MARK: marks by the positions' labels, then how many a row has.
 
-    Blocks take heads, then parts of rows: a position is marked by its cluster's label.
+    Blocks take parts of rows. HELD clusters at a time are in shared memory: the last position of
+    each that a head of the row keeps, or -1.
     """
 
-    def cut(tid, n_thread, a):
-        """until: of each of a head's clusters the last position that it keeps, or -1."""
-        parts, n_cluster = cuda.shared.array(MOST_WARPS, int32), load_i64(a.extent + 16)
-        share = (n_cluster + threads() - 1) // threads()
-        first = min(n_cluster, share * thread())
-        end = min(n_cluster, first + share)
-        for head in range(tid, a.n_row * group, n_thread):
-            h, keep = head // a.heads_per_kv, load_i32(a.keep + 4 * head)
-            starts, order = a.starts + 4 * (a.n_slot + 1) * h, a.order + 4 * a.capacity * h
-            ranked, until = a.rank + 4 * a.n_slot * head, a.until + 4 * a.n_slot * head
-            mine = 0
-            for i in range(first, end):
-                at = starts + 4 * load_i32(ranked + 4 * i)
-                mine += load_i32(at + 4) - load_i32(at)
-            before, _ = block_before(int32(mine), parts)
-            left = keep - before
-            for i in range(first, end):
-                c = load_i32(ranked + 4 * i)
-                start = load_i32(starts + 4 * c)
-                n, last = load_i32(starts + 4 * c + 4) - start, -1
-                if n > 0 and n <= left:
-                    last = a.capacity
-                elif left > 0 and left < n:
-                    last = load_i32(order + 4 * (start + left - 1))
-                store_i32(until + 4 * c, last)
-                left -= n
+    @device
+    def keep_of(a, head, shared, base):
+        """Raise the last positions of clusters from `base` on to those of a head."""
+        n_cluster, keep = load_i64(a.extent + 16), load_i32(a.keep + 4 * head)
+        starts = a.starts + 4 * (a.n_slot + 1) * quotient(head, a.heads_per_kv)
+        order = a.order + 4 * a.capacity * quotient(head, a.heads_per_kv)
+        ranked, ends = a.rank + 4 * a.n_slot * head, a.ends + 4 * a.n_end * head
+        whole = keep >= load_i64(a.extent + 8) - a.n_sink  # then ends may not be there
+        i, before = thread(), 0
+        if i > 0 and i < n_cluster and not whole:
+            before = load_i32(ends + 4 * (i - 1))
+        while i < n_cluster and (whole or before < keep):
+            c, end = load_i32(ranked + 4 * i), 0 if whole else load_i32(ends + 4 * i)
+            if base <= c and c < base + HELD:
+                last = a.capacity
+                if keep < end:
+                    last = load_i32(order + 4 * (load_i32(starts + 4 * c) + keep - before - 1))
+                at = uint32(shared + 4 * (c - base))
+                store_shared_i32(at, max(int32(last), load_shared_i32(at)))
+            i += threads()
+            if i < n_cluster and not whole:
+                before = load_i32(ends + 4 * (i - 1))
+        sync_block()
 
     @device
-    def last_of(until, n_slot, c):
-        """The last position of a cluster that any head of a row keeps."""
-        last = load_i32(until + 4 * c)
-        for g in range(1, group):
-            last = max(last, load_i32(until + 4 * (n_slot * g + c)))
-        return last
+    def bits_of(labels, inside, shared, base, j):
+        """A bit for each of 32 positions, a lane's each, that is kept with a cluster from base on.
+
+        The lowest is that of lane 0. inside: the range of clustered positions.
+        """
+        kept = False
+        if inside[0] <= j and j < inside[1]:
+            c = load_i32(labels + 4 * j) - base
+            if c >= 0 and c < HELD:
+                kept = j <= load_shared_i32(uint32(shared + 4 * c))
+        return int64(ballot(uint32(1 if kept else 0)))
 
     def mark(tid, n_thread, a):
         shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_row)
@@ -325,26 +328,24 @@ def tactic_mark(group: int) -> list[Launch]:
         share = (n_word + n_part - 1) // n_part  # words of a part
         for item in range(tid, a.n_row * n_part, n_thread):
             r, part = quotient(item, n_part), remainder(item, n_part)
-            until, row = a.until + 4 * a.n_slot * group * r, a.marks + a.capacity // 8 * r
             labels = a.labels + 4 * a.capacity * quotient(r * group, a.heads_per_kv)
-            for c in range(thread(), min(n_cluster, HELD), threads()):
-                store_shared_i32(uint32(shared + 4 * c), last_of(until, a.n_slot, c))
-            sync_block()
             low, high = share * part, min(n_word, share * (part + 1))
-            for word in range(low + warp(), high, n_warp):
-                bits = 0
-                for half in range(2):
-                    j, kept = 64 * word + 32 * half + lane(), False
-                    if a.n_sink <= j and j < end and n_cluster > 0:
-                        c = load_i32(labels + 4 * j)
-                        if c < HELD:
-                            kept = j <= load_shared_i32(uint32(shared + 4 * c))
-                        else:
-                            kept = j <= last_of(until, a.n_slot, c)
-                    bits |= int64(ballot(uint32(1 if kept else 0))) << (32 * half)
-                if lane() == 0:
-                    store_i64(row + 8 * word, bits)
-            sync_block()  # before the next row's clusters overwrite what is read here
+            inside = a.n_sink, end if n_cluster > 0 else 0
+            base = 0
+            while base == 0 or base < n_cluster:
+                for c in range(thread(), min(n_cluster - base, HELD), threads()):
+                    store_shared_i32(uint32(shared + 4 * c), int32(-1))
+                sync_block()
+                for g in range(group):
+                    keep_of(a, r * group + g, shared, base)
+                for word in range(low + warp(), high, n_warp):
+                    at, j = a.marks + a.capacity // 8 * r + 8 * word, 64 * word + lane()
+                    bits = bits_of(labels, inside, shared, base, j)
+                    bits |= bits_of(labels, inside, shared, base, j + 32) << 32
+                    if lane() == 0:
+                        store_i64(at, bits if base == 0 else bits | load_i64(at))
+                sync_block()  # before the next clusters overwrite what is read here
+                base += HELD
 
     def count(tid, n_thread, a):
         parts, n_word = cuda.shared.array(MOST_WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
@@ -357,7 +358,6 @@ def tactic_mark(group: int) -> list[Launch]:
                 store_i32(a.count + 4 * r, total)
 
     return [
-        Launch(cut, threads=MOST_THREADS, any_size=True),
         Launch(mark, shared=4 * HELD, threads=MOST_THREADS, any_size=True),
         Launch(count, threads=MOST_THREADS, any_size=True),
     ]

@@ -31,6 +31,7 @@ from tamis.jit_kernels.cuda.lang.grid import (
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
+    int64,
     load_f32,
     load_i32,
     load_i64,
@@ -40,10 +41,17 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     store_f32,
     store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import exp2, load_shared, shared_address
+from tamis.jit_kernels.cuda.lang.ptx import (
+    exp2,
+    load_shared,
+    load_shared_i64,
+    shared_address,
+    store_shared_i64,
+)
 from tamis.jit_kernels.cuda.select.common import LOWEST
 
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
+RANKED = 8192  # clusters that a block holds while they are ranked
 BINS = 4096  # that scores are counted in before those of a bin are compared
 list_size = device(tactic_list)
 half_window = device(tactic_half_window)
@@ -123,12 +131,28 @@ def place_bins(bins, parts):
 
 
 @device
-def order_clusters(scores, n, listed, rank, shared):
+def word_of(x, i):
+    """A number that is larger the earlier score x of cluster i is in the order."""
+    return int64(ordered(x)) << 31 | 0x7FFFFFFF - i
+
+
+@device
+def binned(scores, listed, shared, p):
+    """Entry p of the scores by bin, as word_of has it."""
+    if p < RANKED:
+        return load_shared_i64(uint32(shared + 8 * p))
+    i = load_i32(listed + 4 * p)
+    return word_of(load_f32(scores + 4 * i), i)
+
+
+@device
+def order_clusters(scores, n, listed, rank, arrays):
     """Rank n scores by falling value, ties by index: each is compared with those of its bin.
 
-    listed: scratch for n int32. shared: arrays of BINS int32, of an int32 a warp, and of a float32.
+    listed: scratch for n int32. arrays: shared ones of BINS int32, of an int32 and of a float32 a
+    warp, and the address of RANKED int64.
     """
-    bins, parts, tops = shared
+    bins, parts, tops, shared = arrays
     for i in range(thread(), BINS, threads()):
         bins[i] = 0
     scale = scale_of(scores, n, tops)
@@ -139,19 +163,20 @@ def order_clusters(scores, n, listed, rank, shared):
     sync_block()
     place_bins(bins, parts)
     for i in range(thread(), n, threads()):
-        at = bin_of(load_f32(scores + 4 * i), scale)
-        to = cuda.atomic.add(bins, at, 1)  # type: ignore[call-arg]
-        store_i32(listed + 4 * to, i)
+        x = load_f32(scores + 4 * i)
+        to = cuda.atomic.add(bins, bin_of(x, scale), 1)  # type: ignore[call-arg]
+        if to < RANKED:
+            store_shared_i64(uint32(shared + 8 * to), word_of(x, i))
+        else:
+            store_i32(listed + 4 * to, i)
     sync_block()  # a bin is now where it ends
     for i in range(thread(), n, threads()):
         x = load_f32(scores + 4 * i)
-        own, at = ordered(x), bin_of(x, scale)
+        own, at = word_of(x, i), bin_of(x, scale)
         begin, end = bins[at - 1] if at > 0 else int32(0), bins[at]
         to = begin
         for p in range(begin, end):
-            other = load_i32(listed + 4 * p)
-            key = ordered(load_f32(scores + 4 * other))
-            to += 1 if key > own or (key == own and other < i) else 0
+            to += 1 if binned(scores, listed, shared, p) > own else 0
         store_i32(rank + 4 * to, i)
     sync_block()
 
@@ -503,12 +528,13 @@ def tactic_rank() -> list[Launch]:
 
     def rank(tid, n_thread, a):
         parts, tops = cuda.shared.array(MOST_WARPS, int32), cuda.shared.array(MOST_WARPS, float32)
+        shared = shared_address(cuda.shared.array(0, uint8))
         bins, n_cluster = cuda.shared.array(BINS, int32), load_i64(a.extent + 16)
         for r in range(tid, a.n_head if n_cluster > 0 else 0, n_thread):
             ends, lists = room_of(a, r)
             _, starts, ranked, _, _ = clusters_of(a, r, ends)
-            own = a.scores + 4 * a.n_slot * r
-            order_clusters(own, n_cluster, lists.sizes, ranked, (bins, parts, tops))
+            own, arrays = a.scores + 4 * a.n_slot * r, (bins, parts, tops, shared)
+            order_clusters(own, n_cluster, lists.sizes, ranked, arrays)
             tables = ends, lists.guesses, lists.sizes
             follow(own, starts, ranked, tables, n_cluster, a.scale, parts)
 
@@ -533,7 +559,7 @@ def tactic_rank() -> list[Launch]:
             if part == 0 and thread() == 0:
                 store_i32(a.counts + 4 * r, n)
 
-    return [Launch(rank, threads=MOST_THREADS), Launch(list_parts)]
+    return [Launch(rank, shared=8 * RANKED, threads=MOST_THREADS), Launch(list_parts)]
 
 
 def tactic_budget(head_dim: int) -> list[Launch]:

@@ -264,12 +264,13 @@ class TacticMark:
     order: Address
     rank: Address
     keep: Address
-    until: Address  # int32 [n_row * group, n_slot], a GPU's scratch
+    ends: Address  # int32 [n_row * group, n_end]: of clusters in order, where each ends; a GPU's
     marks: Address  # int64 [n_row, capacity / 64]: a bit a position, the lowest first
     count: Address  # int32 [n_row]: how many are set
     n_row: int
     heads_per_kv: int
     n_slot: int
+    n_end: int
     capacity: int
     n_sink: int
 
