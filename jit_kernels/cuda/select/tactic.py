@@ -293,66 +293,80 @@ def tactic_mark(group: int) -> list[Launch]:
         ranked, ends = a.rank + 4 * a.n_slot * head, a.ends + 4 * a.n_end * head
         whole = keep >= load_i64(a.extent + 8) - a.n_sink  # then ends may not be there
         i, before = thread(), 0
-        if i > 0 and i < n_cluster and not whole:
-            before = load_i32(ends + 4 * (i - 1))
         while i < n_cluster and (whole or before < keep):
-            c, end = load_i32(ranked + 4 * i), 0 if whole else load_i32(ends + 4 * i)
-            if base <= c and c < base + HELD:
-                last = a.capacity
-                if keep < end:
+            c, last = load_i32(ranked + 4 * i), a.capacity  # all that a loop loads is in flight
+            end, before = load_i32(ends + 4 * i), load_i32(ends + 4 * max(0, i - 1))
+            before = before if i > 0 else 0
+            if base <= c and c < base + HELD and (whole or before < keep):
+                if keep < end and not whole:
                     last = load_i32(order + 4 * (load_i32(starts + 4 * c) + keep - before - 1))
                 at = uint32(shared + 4 * (c - base))
                 store_shared_i32(at, max(int32(last), load_shared_i32(at)))
             i += threads()
-            if i < n_cluster and not whole:
-                before = load_i32(ends + 4 * (i - 1))
         sync_block()
 
     @device
-    def bits_of(labels, inside, shared, base, j):
-        """A bit for each of 32 positions, a lane's each, that is kept with a cluster from base on.
+    def label_of(labels, inside, j):
+        """The cluster of a position; -1 outside of the range of clustered ones."""
+        return load_i32(labels + 4 * j) if inside[0] <= j and j < inside[1] else int64(-1)
 
-        The lowest is that of lane 0. inside: the range of clustered positions.
-        """
+    @device
+    def bits_of(shared, c, j):
+        """A bit a lane, the lowest of lane 0: whether its position j of cluster c is kept."""
         kept = False
-        if inside[0] <= j and j < inside[1]:
-            c = load_i32(labels + 4 * j) - base
-            if c >= 0 and c < HELD:
-                kept = j <= load_shared_i32(uint32(shared + 4 * c))
+        if c >= 0 and c < HELD:
+            kept = j <= load_shared_i32(uint32(shared + 4 * c))
         return int64(ballot(uint32(1 if kept else 0)))
 
+    @device
+    def mark_words(row, labels, inside, shared, base, span):
+        """Mark words low .. high - 1 of a row by clusters from `base` on, two a warp at once."""
+        low, high = span
+        word, n_warp = low + warp(), quotient(threads(), WARP)
+        while word < high:
+            j, other = 64 * word + lane(), 64 * (word + n_warp) + lane()
+            a, b = label_of(labels, inside, j), label_of(labels, inside, j + 32)
+            c, d = label_of(labels, inside, other), label_of(labels, inside, other + 32)
+            one = bits_of(shared, a - base, j) | bits_of(shared, b - base, j + 32) << 32
+            two = bits_of(shared, c - base, other) | bits_of(shared, d - base, other + 32) << 32
+            if lane() == 0:
+                at, far = row + 8 * word, row + 8 * (word + n_warp)
+                store_i64(at, one if base == 0 else one | load_i64(at))
+                if word + n_warp < high:
+                    store_i64(far, two if base == 0 else two | load_i64(far))
+            word += 2 * n_warp
+
     def mark(tid, n_thread, a):
-        shared, n_part = shared_address(cuda.shared.array(0, uint8)), max(1, n_thread // a.n_row)
+        shared, n_part = shared_address(cuda.shared.array(0, uint8)), quotient(n_thread, a.n_row)
         end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
-        n_word, n_warp = (end + 63) // 64, threads() // WARP
-        share = (n_word + n_part - 1) // n_part  # words of a part
-        for item in range(tid, a.n_row * n_part, n_thread):
+        n_part, n_word, item = max(1, n_part), quotient(end + 63, 64), int64(tid)
+        share = quotient(n_word + n_part - 1, n_part)  # words of a part
+        inside = a.n_sink, end if n_cluster > 0 else 0
+        while item < a.n_row * n_part:
             r, part = quotient(item, n_part), remainder(item, n_part)
             labels = a.labels + 4 * a.capacity * quotient(r * group, a.heads_per_kv)
-            low, high = share * part, min(n_word, share * (part + 1))
-            inside = a.n_sink, end if n_cluster > 0 else 0
-            base = 0
+            row, base = a.marks + a.capacity // 8 * r, 0
             while base == 0 or base < n_cluster:
-                for c in range(thread(), min(n_cluster - base, HELD), threads()):
+                c = thread()
+                while c < min(n_cluster - base, HELD):
                     store_shared_i32(uint32(shared + 4 * c), int32(-1))
+                    c += threads()
                 sync_block()
                 for g in range(group):
                     keep_of(a, r * group + g, shared, base)
-                for word in range(low + warp(), high, n_warp):
-                    at, j = a.marks + a.capacity // 8 * r + 8 * word, 64 * word + lane()
-                    bits = bits_of(labels, inside, shared, base, j)
-                    bits |= bits_of(labels, inside, shared, base, j + 32) << 32
-                    if lane() == 0:
-                        store_i64(at, bits if base == 0 else bits | load_i64(at))
+                span = share * part, min(n_word, share * (part + 1))
+                mark_words(row, labels, inside, shared, base, span)
                 sync_block()  # before the next clusters overwrite what is read here
                 base += HELD
+            item += n_thread
 
     def count(tid, n_thread, a):
         parts, n_word = cuda.shared.array(MOST_WARPS, int32), (load_i64(a.extent + 8) + 63) // 64
         for r in range(tid, a.n_row, n_thread):
-            row, found = a.marks + a.capacity // 8 * r, 0
-            for word in range(thread(), n_word, threads()):
+            row, found, word = a.marks + a.capacity // 8 * r, 0, thread()
+            while word < n_word:
                 found += size_of(load_i64(row + 8 * word))
+                word += threads()
             _, total = block_before(int32(found), parts)
             if thread() == 0:
                 store_i32(a.count + 4 * r, total)
@@ -366,7 +380,8 @@ def tactic_mark(group: int) -> list[Launch]:
 @device
 def write_marked(words, first, end, out, parts):
     """As write_bits, of words with many bits: a warp writes a word's together."""
-    share = quotient(end - first + threads() // WARP - 1, threads() // WARP)
+    n_warp = quotient(threads(), WARP)
+    share = quotient(end - first + n_warp - 1, n_warp)
     begin = min(end, first + share * warp())
     stop, found = min(end, begin + share), 0
     for word in range(begin + lane(), stop, WARP):
@@ -393,17 +408,20 @@ def tactic_select() -> list[Launch]:
         first, n_word = min(a.n_sink, n_kv), (load_i64(a.extent + 8) + 63) // 64
         end = min(n_kv, max(first, load_i64(a.extent + 8)))
         n_outside = first + n_kv - end
-        n_part = max(1, n_thread // a.n_row)
-        share = (n_word + n_part - 1) // n_part  # words of a part
+        n_part = max(1, quotient(n_thread, a.n_row))
+        share = quotient(n_word + n_part - 1, n_part)  # words of a part
         for item in range(tid, a.n_row * n_part, n_thread):
             r, part = quotient(item, n_part), remainder(item, n_part)
             words = a.marks + a.capacity // 8 * r
             low, high = min(n_word, share * part), min(n_word, share * (part + 1))
             found = 0  # of the rows before, and in the parts before
-            for i in range(thread(), r, threads()):
+            i = word = thread()
+            while i < r:
                 found += load_i32(a.count + 4 * i)
-            for word in range(thread(), low, threads()):
+                i += threads()
+            while word < low:
                 found += size_of(load_i64(words + 8 * word))
+                word += threads()
             _, before = block_before(int32(found), parts)
             begin = n_outside * r + before
             at = a.indices + 4 * begin

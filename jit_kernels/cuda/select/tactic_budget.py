@@ -107,9 +107,11 @@ def bin_of(x, scale):
 def scale_of(scores, n, tops):
     """The highest score, and what a distance from it is multiplied by."""
     high, low = float32(LOWEST), float32(LOWEST)
-    for i in range(thread(), n, threads()):
+    i = thread()
+    while i < n:  # a range divides by its step
         x = load_f32(scores + 4 * i)
         high, low = max(high, x), max(low, -x)
+        i += threads()
     high = most_of(high, tops)
     low = -most_of(low, tops)
     return high, float32(BINS - 1) / (high - low) if high > low else float32(0)
@@ -153,31 +155,40 @@ def order_clusters(scores, n, listed, rank, arrays):
     warp, and the address of RANKED int64.
     """
     bins, parts, tops, shared = arrays
-    for i in range(thread(), BINS, threads()):
+    i = thread()
+    while i < BINS:
         bins[i] = 0
+        i += threads()
     scale = scale_of(scores, n, tops)
     sync_block()
-    for i in range(thread(), n, threads()):
+    i = thread()
+    while i < n:
         at = bin_of(load_f32(scores + 4 * i), scale)
         cuda.atomic.add(bins, at, 1)  # type: ignore[call-arg]
+        i += threads()
     sync_block()
     place_bins(bins, parts)
-    for i in range(thread(), n, threads()):
+    i = thread()
+    while i < n:
         x = load_f32(scores + 4 * i)
         to = cuda.atomic.add(bins, bin_of(x, scale), 1)  # type: ignore[call-arg]
         if to < RANKED:
             store_shared_i64(uint32(shared + 8 * to), word_of(x, i))
         else:
             store_i32(listed + 4 * to, i)
+        i += threads()
     sync_block()  # a bin is now where it ends
-    for i in range(thread(), n, threads()):
+    i = thread()
+    while i < n:
         x = load_f32(scores + 4 * i)
         own, at = word_of(x, i), bin_of(x, scale)
-        begin, end = bins[at - 1] if at > 0 else int32(0), bins[at]
-        to = begin
-        for p in range(begin, end):
+        p, end = bins[at - 1] if at > 0 else int32(0), bins[at]
+        to = p
+        while p < end:
             to += 1 if binned(scores, listed, shared, p) > own else 0
+            p += 1
         store_i32(rank + 4 * to, i)
+        i += threads()
     sync_block()
 
 
