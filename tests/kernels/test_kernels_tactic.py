@@ -358,6 +358,8 @@ SCORES = {
     "one of them far from all": lambda rng, n: np.append(rng.standard_normal(n - 1), 1e6),
     "equal": lambda _rng, n: np.full(n, -3.5),
     "many equal": lambda rng, n: np.round(rng.standard_normal(n)),
+    "near each other": lambda rng, n: 1000 + 0.01 * rng.standard_normal(n),
+    "the first far from all": lambda rng, n: np.append(-3e4, rng.standard_normal(n - 1)),
 }
 
 

@@ -22,12 +22,12 @@ from tamis.jit_kernels.cuda.lang.grid import (
     Launch,
     block_before,
     largest,
-    most_of,
     sum_of,
     sums_before,
     sync_block,
     thread,
     threads,
+    total_of,
 )
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
@@ -43,6 +43,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 from tamis.jit_kernels.cuda.lang.ptx import (
     exp2,
+    inverse_root,
     load_shared,
     load_shared_i64,
     shared_address,
@@ -53,6 +54,7 @@ from tamis.jit_kernels.cuda.select.common import LOWEST
 LARGEST_RATIO = 80.0  # logarithm of what a sample may weigh beside its estimate
 RANKED = 8192  # clusters that a block holds while they are ranked
 BINS = 4096  # that scores are counted in before those of a bin are compared
+WIDTH = 8.0  # standard deviations of scores that bins share
 list_size = device(tactic_list)
 half_window = device(tactic_half_window)
 
@@ -98,23 +100,31 @@ def least_count(weights, n, need, sums, found):
 # ---- the order -----------------------------------------------------------------------------------
 @device
 def bin_of(x, scale):
-    """The bin of a score; bins are linear in it, from the highest down."""
+    """The bin of a score; bins are linear in it, from high scores down."""
     high, factor = scale
     return max(0, min(BINS - 1, rounded((high - x) * factor)))
 
 
 @device
 def scale_of(scores, n, tops):
-    """The highest score, and what a distance from it is multiplied by."""
-    high, low = float32(LOWEST), float32(LOWEST)
-    i = thread()
+    """The score of the first bin, and what a distance from it is multiplied by.
+
+    Bins share WIDTH standard deviations round the mean: a score far from all takes no room. Sums
+    are of distances from one score.
+    """
+    i, origin, mine, squares = thread(), load_f32(scores), float32(0), float32(0)
     while i < n:  # a range divides by its step
-        x = load_f32(scores + 4 * i)
-        high, low = max(high, x), max(low, -x)
+        x = load_f32(scores + 4 * i) - origin
+        x = x if abs(x) < float32(1e15) else float32(0)
+        mine, squares = mine + x, squares + x * x
         i += threads()
-    high = most_of(high, tops)
-    low = -most_of(low, tops)
-    return high, float32(BINS - 1) / (high - low) if high > low else float32(0)
+    mean = total_of(mine, tops) / float32(n)
+    spread = total_of(squares, tops) / float32(n) - mean * mean
+    if not spread > float32(1e-30):
+        return origin, float32(0)
+    deviation = inverse_root(spread) * spread
+    first = origin + mean + float32(WIDTH / 2) * deviation
+    return first, float32((BINS - 1) / WIDTH) / deviation
 
 
 @device
