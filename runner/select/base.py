@@ -191,7 +191,7 @@ class SelectorState:
     lse: np.ndarray | None = None
     # Whether it makes something of parts of a prompt as they become whole: see `prepare`.
     prepares = False
-    n_bytes = 0  # of copies of the keys, which the memory plan counts
+    n_bytes = 0  # of copies and lists of the keys, which the memory plan counts
     meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
 
     def __init__(self, shape: SelectorShape) -> None:

@@ -123,12 +123,14 @@ class _State(SelectorState):
         self._means = np.zeros((*per_head, n_slot, shape.head_dim), np.float16)
         self._starts = np.zeros((*per_head, n_slot + 1), np.int32)
         self._order = np.zeros((*per_head, shape.n_ctx), np.int32)
+        self.n_bytes = self._means.nbytes + self._starts.nbytes + self._order.nbytes
         # Scratch, which the layers share.
         self._centroids = np.zeros((n_kv, n_slot, shape.head_dim), np.float32)
         self._norms = np.zeros((n_kv, n_slot), np.float32)
         self._moving = np.zeros((n_kv, self._n_segment), np.int64)
         # A GPU marks positions by their clusters: it keeps all layers' labels.
         self._labels = np.zeros((shape.n_layer if shape.on_gpu else 1, n_kv, shape.n_ctx), np.int32)
+        self.n_bytes += self._labels.nbytes
         self._cursor = np.zeros((n_kv, n_slot), np.int32)
         self._panels = np.zeros((ops.TACTIC_WORKERS, (shape.head_dim + 3) * 32), np.float32)
         self._scores = np.zeros((shape.n_head, n_slot), np.float32)

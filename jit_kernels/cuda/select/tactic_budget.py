@@ -181,11 +181,11 @@ def order_clusters(scores, n, listed, rank, arrays):
     i = thread()
     while i < n:
         x = load_f32(scores + 4 * i)
-        to = cuda.atomic.add(bins, bin_of(x, scale), 1)  # type: ignore[call-arg]
-        if to < RANKED:
-            store_shared_i64(uint32(shared + 8 * to), word_of(x, i))
+        place: Any = cuda.atomic.add(bins, bin_of(x, scale), 1)  # type: ignore[call-arg]
+        if place < RANKED:
+            store_shared_i64(uint32(shared + 8 * place), word_of(x, i))
         else:
-            store_i32(listed + 4 * to, i)
+            store_i32(listed + 4 * place, i)
         i += threads()
     sync_block()  # a bin is now where it ends
     i = thread()
