@@ -233,6 +233,7 @@ def test_a_file_that_was_renamed_before_it_was_locked_is_not_written_on(tmp_path
     monkeypatch.setattr(private_files, "try_lock", late)
     with write_on(tmp_path / "f") as handle:
         assert handle is None
+    monkeypatch.undo()
     os.symlink("g", tmp_path / "f")
     with pytest.raises(OSError, match="symbolic"), write_on(tmp_path / "f"):
         pass
@@ -336,3 +337,50 @@ def test_a_long_name_is_cut_in_that_of_the_unfinished_file(tmp_path):
         (unfinished,) = tmp_path.iterdir()
         assert unfinished.name.startswith(f".{'n' * 128}.")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_whose_name_became_a_link_to_it_is_not_written_on(tmp_path, monkeypatch):
+    lock = private_files.try_lock
+
+    def late(handle):
+        os.replace(tmp_path / "f", tmp_path / "g")
+        os.symlink("g", tmp_path / "f")
+        return lock(handle)
+
+    monkeypatch.setattr(private_files, "try_lock", late)
+    with write_on(tmp_path / "f") as handle:
+        assert handle is None
+
+
+def test_only_whole_names_of_unfinished_files_are_theirs(tmp_path):
+    names = {".f.abcdefgh.tamis-part.bak", "x.f.abcdefgh.tamis-part", ".f.abcdefg.tamis-part"}
+    for name in names:
+        (tmp_path / name).write_text("")
+    private_files.remove_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_all_of_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    seen = []
+
+    def sync(handle):
+        seen.append((os.fstat(handle).st_size, (tmp_path / "f").exists()))
+
+    monkeypatch.setattr(private_files.os, "fsync", sync)
+    with write_whole(tmp_path / "f") as file:
+        file.write(b"abc")
+    assert seen[0] == (3, False)
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    folder = private_folder(tmp_path / "a")
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path != folder and exists(path))
+    assert private_folder(folder) == folder
+
+
+def test_while_the_umask_is_read_new_files_are_private(monkeypatch):
+    given = []
+    monkeypatch.setattr(private_files.os, "umask", lambda mask: given.append(mask) or 0o022)
+    assert private_files._umask() == 0o022
+    assert given == [0o077, 0o022]

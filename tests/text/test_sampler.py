@@ -860,3 +860,57 @@ def test_the_best_few_are_enough_where_it_says_so(params, n_best):
         ids = np.lexsort((np.arange(500), -logits))[:n_best].astype(np.int32)
         row = given_few.sample_best(ids, logits[ids])
         assert ids[row] == given_all.sample(logits)
+
+
+# --- where rules begin ---------------------------------------------------------------------------
+
+
+def test_a_breaker_may_have_forty_characters():
+    assert SamplerParams(dry_sequence_breakers=("x" * 40,)).dry_sequence_breakers == ("x" * 40,)
+    for wrong in ("x" * 41, ""):
+        with pytest.raises(SamplerError, match="1 to 40 characters"):
+            SamplerParams(dry_sequence_breakers=(wrong,))
+
+
+def test_top_p_of_one_looks_at_nothing():
+    c = given(0.1, 0.5, 0.4)
+    assert TopP(1.0).apply(c) is c
+    assert Typical(1.0).apply(c) is c
+    assert TopP(math.nextafter(1.0, 0.0)).apply(c).sorted
+
+
+def test_the_best_come_sorted_and_say_so():
+    c = given(0.1, 0.2, 0.3, 0.4)
+    assert [(c.head(k).sorted, ids(c.head(k))) for k in (1, 2, 4, 5)] == [
+        (True, [3]),
+        (True, [3, 2]),
+        (True, [3, 2, 1, 0]),
+        (True, [3, 2, 1, 0]),
+    ]
+
+
+def test_no_top_k_and_no_probabilities_are_none():
+    logits = np.array([0.0, 1.0, 2.0], np.float32)
+    chain = Sampler.chain([TopK(0), Dist(0)], 3)
+    assert chain.n_best is None
+    assert Sampler.chain([TopK(2), Dist(0)], 3).n_best == 2
+    assert chain.after_steps(logits, -1, 2)[0] == []
+    assert chain.after_steps(logits, 0, 2)[0] == []
+    assert [i for i, _ in chain.after_steps(logits, 2, 2)[0]] == [2, 1]
+
+
+def test_a_window_of_one_token_has_the_last_of_a_prompt():
+    step = Penalties(last_n=1, present=1.0)
+    step.read([1, 2])
+    np.testing.assert_array_equal(step.apply(from_logits(0, 0, 0, 0)).logits, [0, 0, -1, 0])
+    step = Penalties(last_n=0, present=1.0)
+    step.read([1, 2])
+    np.testing.assert_array_equal(step.apply(from_logits(0, 0, 0, 0)).logits, [0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("tokens", [[0], [3], [0, 3], [2, 9], [0, 1, 2, 3], [9], []])
+def test_tokens_are_found_among_candidates_in_any_order(tokens):
+    c = from_logits(0, 1, 2, 3).take(np.array([3, 0, 2]), sorted=False)
+    rows, which = c.find(np.array(tokens, np.int64))
+    found = [(ids(c)[row], tokens[at]) for row, at in zip(rows, which, strict=True)]
+    assert sorted(found) == [(t, t) for t in sorted(tokens) if t in (0, 2, 3)]
