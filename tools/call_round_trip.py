@@ -24,17 +24,20 @@ from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tool_calls import OutputParser, message_of
 
 NAME = "copy_tree"
-_NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-PROPERTIES = {
+_NULLABLE: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+PROPERTIES: dict[str, dict[str, Any]] = {
     "path": {"type": "string"},
     "note": _NULLABLE,
     "level": {"type": "integer"},
     "ratio": {"type": "number"},
     "deep": {"type": "boolean"},
-    "items": {"type": "array"},
-    "data": {"type": "object"},
+    "items": {"type": "array", "items": {}},
+    "data": {"type": "object", "additionalProperties": {}},
 }
-PARAMETERS = {"type": "object", "properties": PROPERTIES}
+PARAMETERS = {
+    "type": "object",
+    "properties": {name: {**schema, "description": "d"} for name, schema in PROPERTIES.items()},
+}
 TOOLS = [
     {"type": "function", "function": {"name": n, "description": "d", "parameters": PARAMETERS}}
     for n in (NAME, "stop")
@@ -99,7 +102,11 @@ def answer(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
     start = _marks_whole(_common(whole, prompt))
     end = _common(whole[::-1], plain[::-1])[::-1]
     turn = re.search(r"<[^<>\s]+>|\[[A-Z/_]+\]", end)
-    text = whole[len(start) : len(whole) - (len(end) - turn.start() if turn else 0)]
+    stop = len(whole) - (len(end) - turn.start() if turn else 0)
+    for mark in (format.tools or ToolFormat("")).closers:  # what ends the turn may be a part of it
+        at = whole.rfind(mark)
+        stop = max(stop, at + len(mark)) if 0 <= at < stop else stop
+    text = whole[len(start) : stop]
     return text if NAME in text else None
 
 
@@ -132,7 +139,7 @@ def verdict(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
     found = [calls(template, text, step) for step in (max(len(text), 1), 1, 3, 7)]
     if any(other != found[0] for other in found):
         return "depends on the pieces"
-    if repr(found[0]) == repr([(NAME, dict(arguments))]):
+    if json.dumps(found[0], sort_keys=True) == json.dumps([(NAME, arguments)], sort_keys=True):
         return "+"
     if len(found[0]) == 1 and found[0][0][0] == NAME:
         other = found[0][0][1]

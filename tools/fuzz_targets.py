@@ -89,6 +89,22 @@ CALL_FORMATS = [
     ),
     ToolFormat("gemma", ("<|tool_call>", "call:"), ("<tool_call|>",), ("<|tool_call>",)),
     ToolFormat("json", fields=FLAT),
+    ToolFormat(
+        "elements",
+        ("~<c>", '~<i n="'),
+        ("~</i>", "~</c>"),
+        ("~<c>", '~<i n="'),
+        middle=('">',),
+        argument=Argument("~"),
+    ),
+    ToolFormat(
+        "xtml",
+        ("<o>calls<s>", "<o>call"),
+        ("<c>call<s>", "<c>calls<s>"),
+        ("<o>calls<s>", "<o>call"),
+        middle=("<o>json",),
+        argument=Argument("<o>argument", closing="<c>argument<s>", kind_end="<s>"),
+    ),
     ToolFormat("harmony"),
     ToolFormat("recipient"),
 ]

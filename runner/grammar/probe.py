@@ -27,7 +27,8 @@ class _Bytes:
 
 
 @lru_cache(maxsize=1)
-def _vocabulary() -> Any:
+def byte_vocabulary() -> Any:
+    """Return a tokenizer of llguidance whose tokens are the 256 bytes, then an end."""
     library = llguidance()
     return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
 
@@ -35,7 +36,7 @@ def _vocabulary() -> Any:
 @lru_cache(maxsize=512)
 def _matcher(terminal: str) -> Any:
     grammar = f"start: WHOLE\nWHOLE: {terminal}\n"
-    return llguidance().LLMatcher(_vocabulary(), grammar, log_level=0)
+    return llguidance().LLMatcher(byte_vocabulary(), grammar, log_level=0)
 
 
 def trouble(terminal: str) -> str:

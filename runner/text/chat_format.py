@@ -80,6 +80,9 @@ class ChatFormat:
         texts.update(mark for text in self.think or () for mark in re.findall(r"<[^<>\s]+>", text))
         a = tools.argument
         texts.update(*map(_tokens, (a.before, *a.front, a.kind_end, a.closing, *tools.middle)))
+        texts.update(*map(_tokens, (*texts, a.before)))  # some marks are several tokens
+        if tools.style == "elements":
+            texts.add(a.before)
         if tools.style == "harmony":
             texts |= HARMONY_MARKS
         if tools.style == "gemma":
@@ -140,6 +143,15 @@ _UNRENDERED = {
         "json", ("<|tool_call|>",), ("<|/tool_call|>",), ("<|tool_call|>",), fields=FLAT
     ),
 }
+# Kimi K3 writes all of an answer in tags with attributes.
+_XTML = ToolFormat(
+    "xtml",
+    ("<|open|>tools<|sep|>", "<|open|>call"),
+    ("<|close|>call<|sep|>", "<|close|>tools<|sep|>", "<|close|>json<|sep|>"),
+    ("<|open|>tools<|sep|>", "<|open|>call"),
+    middle=("<|open|>json",),
+    argument=Argument("<|open|>argument", closing="<|close|>argument<|sep|>", kind_end="<|sep|>"),
+)
 HARMONY_MARKS = frozenset(
     f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "call", "return")
 )
@@ -226,7 +238,17 @@ class _Reader:
     def format(self) -> ChatFormat:
         source = self._template.source
         if "<|channel|>" in source and "<|message|>" in source:
-            return ChatFormat(think=("", ""), tools=ToolFormat("harmony"), thought_key="thinking")
+            harmony = ToolFormat("harmony")
+            return ChatFormat(
+                ("", ""), tools=harmony, thought_key="thinking", null_content=self._takes_none()
+            )
+        if "<|open|>" in source and "<|sep|>" in source:
+            return ChatFormat(
+                ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+                ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+                _XTML,
+                thought_key="reasoning_content",
+            )
         plain = self._tail([{"role": "assistant", "content": _ANSWER}])
         before, _, after = (plain or "").partition(_ANSWER)
         key, think = self._thoughts()
@@ -234,6 +256,12 @@ class _Reader:
         wrappers = self._wrappers(before, after, think)
         joins = "'<|tool_call>call:'" in source and "OpenAI Chat Completions:" not in source
         return ChatFormat(think, wrappers, tools, self._as_text, self._null_content, key, joins)
+
+    def _takes_none(self) -> bool:
+        """Whether None for the text of a message with a call is as no text."""
+        message = {"role": "assistant", "tool_calls": [_call(0, _ARGUMENTS)]}
+        empty, none = (self._tail([message | {"content": text}]) for text in ("", None))
+        return none is not None and none == empty
 
     def _tail(self, messages: Sequence[Message], **extra: Any) -> str | None:
         """What is rendered after the question; None if the template refuses."""
@@ -291,7 +319,7 @@ class _Reader:
 
     def _wrappers(self, before: str, after: str, think: tuple[str, str] | None) -> tuple[str, ...]:
         """Marks around the text of an answer that the prompt does not end with."""
-        if "<response>" in self._template.source:
+        if re.search("<response>[^{}]*</response>", self._template.source):  # Granite's prompt
             return ("<response>", "</response>")
         prompt = self._prompt_end()
         own = before[len(_whole_marks(_common_start(before, prompt))) :]
@@ -311,6 +339,7 @@ class _Reader:
             if tail is not None:
                 break
         else:
+            self._null_content = self._takes_none()
             return self._unrendered()
         head = _whole_marks(_common_start(tail, before))
         body = tail[len(head) :]
@@ -327,7 +356,8 @@ class _Reader:
             return found and ToolFormat("recipient")
         marks = {mark for pair in _KNOWN_THOUGHTS for mark in pair}
         openers = tuple(t for t in found.openers if t not in marks and _NAMES[0] not in t)
-        return replace(found, openers=openers, triggers=_triggers(openers))
+        triggers = openers if found.style == "elements" else _triggers(openers)
+        return replace(found, openers=openers, triggers=triggers)
 
     def _unrendered(self) -> ToolFormat | None:
         """The format of calls that the template asks for but renders none of."""
@@ -403,6 +433,9 @@ def _read_calls(body: str) -> ToolFormat | None:
         return _marked("python", body, start, body.rfind(")") + 1)
     if after_name.startswith("{argOne:"):
         return _marked("gemma", body, at, body.find("}", at) + 1)
+    found_elements = _elements(body, at)
+    if found_elements is not None:
+        return found_elements
     brace = body.find("{", at)
     if brace >= 0:
         try:
@@ -479,6 +512,22 @@ def _triggers(openers: tuple[str, ...]) -> tuple[str, ...]:
     if not marks:
         return tuple(t for t in openers[:1] if len(t) > 3)
     return tuple(marks)
+
+
+def _elements(body: str, at: int) -> ToolFormat | None:
+    """The marks around elements, which a control token announces, of the call at ``at``."""
+    found = re.search(r"VALx7(\S+)</argOne>", body[at:])
+    if found is None or f"{found[1]}<argOne>VALx7" not in body:
+        return None
+    prefix = found[1]
+    marks = re.compile(re.escape(prefix) + "<[^<>]*>?")
+    end = body.rfind("</argTwo>") + len("</argTwo>")
+    openers = tuple(dict.fromkeys(marks.findall(body[:at])))
+    closers = tuple(dict.fromkeys(marks.findall(body[end:])))
+    middle = body[at + len(_NAMES[0]) : body.find(prefix, at)].strip()
+    return ToolFormat(
+        "elements", openers, closers, openers, middle=(middle,), argument=Argument(prefix)
+    )
 
 
 def _tagged(body: str, at: int) -> ToolFormat | None:

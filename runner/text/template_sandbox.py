@@ -7,6 +7,7 @@ say that they would be long.
 """
 
 import functools
+import itertools
 import json
 import re
 import time
@@ -442,6 +443,8 @@ def _tojson(
 ) -> str:
     """JSON without HTML escapes, as templates are written for."""
     meter = _METER.get()
+    if isinstance(value, Iterator):  # of map, select and their kin; llama.cpp has lists there
+        value = list(itertools.islice(value, meter.max_chars + 1))
     size(value, meter.max_chars)
     _check_width("tojson", (indent,))
     encoder = json.JSONEncoder(

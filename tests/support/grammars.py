@@ -2,12 +2,12 @@
 
 import random
 
-from tamis.grammar.probe import _vocabulary, llguidance
+from tamis.grammar.probe import byte_vocabulary, llguidance
 
 
 def matcher(text):
     """A grammar's matcher over bytes, which tokens of a test follow."""
-    found = llguidance().LLMatcher(_vocabulary(), text, log_level=0)
+    found = llguidance().LLMatcher(byte_vocabulary(), text, log_level=0)
     assert not found.is_error(), found.get_error()
     return found
 

@@ -200,6 +200,8 @@ def test_what_a_template_knows():
     assert template.render([], x=1) == "<s></s>1True"
     assert ChatTemplate("{{ strftime_now('%Y') }}").render([]) == time.strftime("%Y")
     assert ChatTemplate("{{ {'k': '<é>'} | tojson }}").render([]) == '{"k": "<é>"}'
+    names = ChatTemplate("{{ messages | map(attribute='role') | tojson }}")
+    assert names.render([{"role": "user", "content": "x"}]) == '["user"]', "as llama.cpp has it"
     loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert ChatTemplate(loop).render([]) == "01"
     assert ChatTemplate("  {% if true %}\nx\n  {% endif %}\n").render([]) == "x\n"

@@ -122,6 +122,18 @@ TEMPLATES = {
         between=",\n",
         after="]\n```",
     ),
+    "kimi k3": "{% if m.reasoning_content %}<|open|>think<|sep|>{{ m.reasoning_content }}"
+    "<|close|>think<|sep|>{% endif %}{% if m.content %}<|open|>response<|sep|>{{ m.content }}"
+    "<|close|>response<|sep|>{% endif %}"
+    + calls(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        + EACH
+        + "<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'number' "
+        "if v is number else 'object' }}\"<|sep|>" + VALUE + "<|close|>argument<|sep|>{% endfor %}"
+        "<|close|>call<|sep|>",
+        "<|open|>tools<|sep|>",
+        after="<|close|>tools<|sep|>",
+    ),
     "granite": THOUGHT + TEXT + calls("<tool_call>\n" + JSON + "}\n</tool_call>", between="\n"),
 }
 SINGLE = {"llama"}  # a second call would be another message
@@ -567,6 +579,20 @@ def test_dictated_answers_take_time_in_proportion(name, step):
             for i in range(0, len(dictated), step):
                 p.push(dictated[i : i + step])
             p.finish()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("harmony", "{{ f.arguments | tojson }}"), ("none", "")],
+)
+def test_none_is_no_text_where_a_template_cannot_do_with_it(name, arguments):
+    """gpt-oss looks into the text; other templates would write None."""
+    call = "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}{{ f.name }}{% endif %}"
+    marks = "<|channel|>final<|message|>" if name == "harmony" else ""
+    look = "{% if 'x' in m.content %}{% endif %}" if name == "harmony" else ""
+    template = chat(marks + look + "{{ m.content }}" + (call + arguments if arguments else ""))
+    message = {"role": "assistant", **MESSAGES["call"], "content": None}
+    assert ChatFormat.of(ChatTemplate(template)).normalized([message])[0]["content"] == ""
 
 
 def test_long_keys_of_gemma_objects_take_time_in_proportion():

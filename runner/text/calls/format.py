@@ -31,12 +31,14 @@ class ToolFormat:
     """How calls are written.
 
     ``style`` is "json" (an object with name and arguments), "tag" (the name between marks, then a
-    JSON object), "tagged" (each argument between marks), "python" (a list of calls), "gemma",
-    or "harmony". ``openers`` and ``closers`` are the marks before a name, or an object, and after
-    its arguments; ``triggers`` are the openers that begin calls within text. Without triggers a
-    call is all of the answer. ``middle`` are the marks between a name and what it is called with.
-    ``fields`` are the paths of name, arguments and id in the object; name ``("*",)`` is a key whose
-    value the arguments are. ``python_words``: True, False and None are written as Python has them.
+    JSON object), "tagged" (each argument between marks), "elements" (marks of elements within
+    elements, all after ``argument.before``), "xtml" (tags with attributes), "python" (a list of
+    calls), "gemma", or "harmony". ``openers`` and ``closers`` are the marks before a name, or an
+    object, and after its arguments; ``triggers`` are the openers that begin calls within text.
+    Without triggers a call is all of the answer. ``middle`` are the marks between a name and what
+    it is called with. ``fields`` are the paths of name, arguments and id in the object; name
+    ``("*",)`` is a key whose value the arguments are. ``python_words``: True, False and None are
+    written as Python has them.
     """
 
     style: str

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from tamis.text.calls.elements import attributes, element_arguments
 from tamis.text.calls.format import GEMMA_QUOTE, Argument, ToolFormat
 from tamis.text.calls.json_stream import ObjectReader, Path
 from tamis.text.calls.syntax import gemma_arguments, python_calls
@@ -69,7 +70,7 @@ class CallReader:
     @property
     def is_tagged(self) -> bool:
         """Whether arguments stand between marks."""
-        return self._format.style == "tagged"
+        return self._format.style in ("tagged", "xtml")
 
     def calls(self, mark: str) -> Steps[Found]:
         """Read what follows ``mark``, the first of a call's, which was taken; "" if it has none."""
@@ -89,6 +90,7 @@ class CallReader:
             return (yield from self._as(CODER)._tagged())
         readers = {"tag": self._tag, "tagged": self._tagged}
         readers |= {"python": self._python, "gemma": self._gemma}
+        readers |= {"elements": self._elements, "xtml": self._xtml}
         return (yield from readers[style]()) if style in readers else None
 
     def _as(self, format: ToolFormat) -> "CallReader":
@@ -259,9 +261,13 @@ class CallReader:
             if member is None:
                 return None
             members.append(member)
-        is_closed = self._is_closed or (yield from tape.ahead(format.closers))
+        return (yield from self._ended(name, members))
+
+    def _ended(self, name: str, members: Sequence[str]) -> Steps[Found]:
+        """The call of ``name`` with what was read of its arguments, if it ends here."""
+        is_closed = self._is_closed or (yield from self._tape.ahead(self._format.closers))
         # Without a closing mark a call ends where the model ended its answer.
-        if not is_closed and ((yield from tape.peek()) or not members or self._is_cut()):
+        if not is_closed and ((yield from self._tape.peek()) or not members or self._is_cut()):
             return None
         return [Call(name, "{" + ", ".join(members) + "}")]
 
@@ -283,7 +289,10 @@ class CallReader:
         text = yield from self._value(argument)
         if text is None:
             return None
-        kind = "".join(pieces)
+        return self._typed(name, key, text, "".join(pieces))
+
+    def _typed(self, name: str, key: str, text: str, kind: str) -> str:
+        """``"key": value``; ``kind`` is what the model says of the value, "" if nothing."""
         if kind in ("true", "string"):
             value = json.dumps(text, ensure_ascii=False)
         elif kind:
@@ -292,8 +301,11 @@ class CallReader:
             value = self._tools.typed(name, key, text, python=self._format.python_words)
         return f"{json.dumps(key, ensure_ascii=False)}: {value}"
 
-    def _value(self, argument: Argument) -> Steps[str | None]:
-        """Read a value up to the mark that ends it: one after which its call can go on."""
+    def _value(self, argument: Argument, kind: str = "") -> Steps[str | None]:
+        """Read a value up to the mark that ends it: one after which its call can go on.
+
+        What ``kind`` says is an object or an array is complete there.
+        """
         tape, closing, margin = self._tape, argument.closing, argument.end_margin
         yield from tape.mark([argument.margin])
         if argument.has_cdata and (yield from tape.mark(["<![CDATA["])):
@@ -301,6 +313,7 @@ class CallReader:
         pieces: list[str] = []
         after = [argument.before, *self._format.closers[:1]]
         marks = [closing, *(after if self.lenient else ())]
+        n_left = _MAX_ENDS if kind in ("object", "array") else 0
         while True:
             mark = yield from tape.upto(marks, pieces.append)
             if not mark:
@@ -310,6 +323,9 @@ class CallReader:
                 break
             passed = [mark, (yield from tape.space())]
             found = yield from tape.ahead(after)
+            if found and n_left:
+                n_left -= 1
+                found = found if _is_json("".join(pieces)) else ""
             if self.lenient or (found and (yield from self._ends(found, passed))):
                 break
             pieces += passed
@@ -328,6 +344,58 @@ class CallReader:
             return False
         self._is_closed = True
         return True
+
+    # Markup
+
+    def _xtml(self) -> Steps[Found]:
+        """Tags with attributes: the call's has its name, an argument's its key and type."""
+        tape, argument = self._tape, self._format.argument
+        name = trimmed((yield from self._attributes()).get("tool", ""))
+        members: list[str] = []
+        self._is_closed = False
+        while name and not self._is_closed:
+            yield from tape.space()
+            mark = yield from tape.mark([argument.before, *self._format.middle])
+            if not mark:
+                return (yield from self._ended(name, members))
+            given = yield from self._attributes()
+            if mark != argument.before:
+                call = self._call(name, (yield from self.object()))
+                return call and [call]
+            key, kind = given.get("key", ""), given.get("type", "")
+            text = yield from self._value(argument, kind)
+            if text is None or not 0 < len(key) <= MAX_NAME:
+                return None
+            members.append(self._typed(name, key, text, kind))
+        return (yield from self._ended(name, members)) if name else None
+
+    def _attributes(self) -> Steps[dict[str, str]]:
+        """Take the attributes of a tag, and its end."""
+        pieces: list[str] = []
+        ends = [self._format.argument.kind_end]
+        found = yield from self._tape.upto(ends, pieces.append, 4 * MAX_NAME)
+        return attributes("".join(pieces)) if found else {}
+
+    def _elements(self) -> Steps[Found]:
+        """A name, then arguments as elements, which may have elements in them."""
+        tape, format, pieces = self._tape, self._format, list[str]()
+        name = trimmed((yield from tape.name()), self._words)
+        yield from tape.mark(format.middle)
+        place, n_tried = self._tools.arguments(name), 0
+        while name and n_tried < _MAX_ENDS:
+            mark = yield from tape.upto(format.closers[:1], pieces.append)
+            text = "".join(pieces).strip()
+            pieces = ["".join(pieces), mark]
+            if not mark and (self._is_cut() or not text):
+                return None
+            if text[-1:] in ("", ">"):
+                n_tried += 1
+                found = element_arguments(text, format.argument.before, place)
+                if found is not None:
+                    return [Call(name, found)]
+            if not mark:
+                return None
+        return None
 
     # Syntax of other languages
 
@@ -435,6 +503,14 @@ class CallReader:
 def _is_word(mark: str) -> bool:
     """Whether a part of a format is no mark: it may also be the beginning of a name."""
     return mark.rstrip(".").isalnum()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _text(value: str) -> str | None:

@@ -38,9 +38,12 @@ class Tools:
         strings; where it has them beside null, null is the word; where it has them beside arrays
         or objects, these are in brackets. Without a schema it is JSON if it can be.
         """
+        return self.arguments(name).member(key).typed(text, python=python)
+
+    def arguments(self, name: str) -> "Place":
+        """Return the schema of the arguments of tool ``name``; of None if there is none."""
         root = self._schemas.get(name)
-        kinds = _kinds(_Place(root, root).member(key))
-        return _as_json(text, kinds, python)
+        return Place(root, root)
 
     def fits(self, name: str, arguments: str) -> bool:
         """Whether ``arguments``, JSON text, are of the types that tool ``name`` takes."""
@@ -54,33 +57,47 @@ class Tools:
             return False
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A schema within another one, to which its references refer."""
 
     root: Any
     schema: Any
 
-    def branches(self, depth: int = 0) -> Iterator["_Place"]:
+    def branches(self, depth: int = 0) -> Iterator["Place"]:
         """The schemas without references and combinations that this one is made of."""
         schema = _resolved(self.root, self.schema)
         if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
             return
-        yield _Place(self.root, schema)
+        yield Place(self.root, schema)
         for key in ("anyOf", "oneOf", "allOf"):
             for part in _list(schema.get(key))[:64]:
-                yield from _Place(self.root, part).branches(depth + 8)
+                yield from Place(self.root, part).branches(depth + 8)
 
-    def member(self, key: str) -> "_Place":
+    def member(self, key: str) -> "Place":
         """The schema of the value that an object has under ``key``; of None if it is not said."""
         for place in self.branches():
             properties = place.schema.get("properties")
             if isinstance(properties, Mapping) and key in properties:
-                return _Place(self.root, properties[key])
+                return Place(self.root, properties[key])
         for place in self.branches():
             rest = place.schema.get("additionalProperties")
             if isinstance(rest, Mapping):
-                return _Place(self.root, rest)
-        return _Place(self.root, None)
+                return Place(self.root, rest)
+        return Place(self.root, None)
+
+    def item(self) -> "Place":
+        """The schema of an item of a list; of None if it is not said."""
+        items = (place.schema.get("items") for place in self.branches())
+        return Place(self.root, next((s for s in items if isinstance(s, Mapping)), None))
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The types that the schema allows; empty where it does not say."""
+        return _kinds(self)
+
+    def typed(self, text: str, *, python: bool = False) -> str:
+        """Return a value that is written without quotes as JSON: see `Tools.typed`."""
+        return _as_json(text, self.kinds, python)
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -116,8 +133,7 @@ def _kind(value: Any) -> str:
     return "object" if isinstance(value, Mapping) else "array"
 
 
-def _kinds(place: _Place) -> frozenset[str]:
-    """The types that a schema allows; empty where it does not say."""
+def _kinds(place: Place) -> frozenset[str]:
     found: set[str] = set()
     for _, schema in place.branches():
         types = schema.get("type")
