@@ -20,7 +20,6 @@ from tamis.bindings.serve.text import TextModel, TooManyTokens
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
-MOST_IGNORED = 32  # names of fields in a header
 MAX_LOGPROBS = 20
 MAX_SALT = 1024
 MOST_TOKENS = (1 << 63) - 1  # that a request may name; an answer ends with the context
@@ -365,7 +364,7 @@ def parts_of(name: str, record: Mapping[str, Any], heeded: tuple[str, ...]) -> d
 
 def unheeded(body: Body) -> tuple[str, ...]:
     """The names of fields that nothing has read, and that could have changed the reply."""
-    return tuple(name for name in body.unread() if name not in HARMLESS)[:MOST_IGNORED]
+    return tuple(name for name in body.unread() if name not in HARMLESS)
 
 
 def _text_of_object(item: dict[str, Any], name: str) -> str:

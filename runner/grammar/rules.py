@@ -108,25 +108,28 @@ def written(start: Rule, alive: set[Rule]) -> list[str]:
     """The lines of a grammar whose start is alive."""
     names = {rule: f"r{i}" for i, rule in enumerate(reachable(start, alive))}
     names[start] = "start"
-    lines = []
+    lines: list[str] = []
+    terminals: dict[str, str] = {}  # names of those with &, which may have it only under a name
     for rule, name in names.items():
-        rows = [_row(row, names) for row in rule.rows if _alive(row, alive)]
+        rows = [_row(row, names, terminals) for row in rule.rows if _alive(row, alive)]
         lines.append(f"{name}: {' | '.join(dict.fromkeys(rows))}")
-    return lines
+    return lines + [f"{name}: {text}" for text, name in terminals.items()]
 
 
 def _alive(row: "list[str | Rule | Times]", alive: set[Rule]) -> bool:
     return all(need is None or need in alive for need in map(_needed, row))
 
 
-def _row(row: "list[str | Rule | Times]", names: dict[Rule, str]) -> str:
+def _row(row: "list[str | Rule | Times]", names: dict[Rule, str], terminals: dict[str, str]) -> str:
     found = []
     for symbol in row:
-        if isinstance(symbol, str):
+        if isinstance(symbol, str) and " & " in symbol:
+            found.append(terminals.setdefault(symbol, f"AND{len(terminals)}"))
+        elif isinstance(symbol, str):
             found.append(symbol)
         elif isinstance(symbol, Rule):
             found.append(names[symbol])
-        elif symbol.rule in names:
+        elif symbol.rule in names and symbol.most != 0:  # llguidance refuses {0,0}
             most = "" if symbol.most is None else symbol.most
             found.append(f"{names[symbol.rule]}{{{symbol.least},{most}}}")
     return " ".join(found) or '""'

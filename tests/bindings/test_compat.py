@@ -456,6 +456,20 @@ def test_an_answer_keeps_to_a_gbnf_grammar(llm, grammars):
         llm(PROMPT, grammar=LlamaGrammar.from_string("root ::= ("))
 
 
+def test_what_of_a_schema_is_not_enforced_is_a_warning(llm, grammars):
+    schema = {"type": "array", "items": {"enum": ["a", None]}, "maxItems": 1}
+    loose = {"type": "array", "items": {"type": "string", "maxLength": 1}, "uniqueItems": True}
+    form = {"type": "json_object", "schema": loose | {"maxItems": 2}}
+    messages = [{"role": "user", "content": "the"}]
+    with pytest.warns(UserWarning, match="does not enforce #/uniqueItems"):
+        llm.create_chat_completion(messages, response_format=form, max_tokens=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.create_chat_completion(
+            messages, response_format={"type": "json_object", "schema": schema}, max_tokens=4
+        )
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_an_answer_keeps_to_a_json_schema(llm, grammars, kind):
     schema = TOOLS[0]["function"]["parameters"]

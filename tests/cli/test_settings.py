@@ -84,6 +84,15 @@ def test_a_schema_that_is_none_is_a_usage_error(engine, capsys):
     assert main(["run", "hi", "--grammar-file", "nowhere"]) == 1
 
 
+def test_what_of_a_schema_is_not_enforced_is_noted(engine, capsys):
+    pytest.importorskip("llguidance")
+    schema = '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}'
+    assert main(["run", "hi", "-j", schema]) == 0
+    assert "the answer's form does not enforce #/uniqueItems" in capsys.readouterr().err
+    assert main(["run", "hi", "-j", '{"type": "array"}']) == 0
+    assert "does not enforce" not in capsys.readouterr().err
+
+
 # Settings
 
 

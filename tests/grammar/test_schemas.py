@@ -8,6 +8,7 @@ from grammars import fits, matcher, written
 
 pytest.importorskip("llguidance")
 
+from tamis.grammar.schema.compiled import compiled_schema
 from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import compile_schema
 
@@ -205,6 +206,64 @@ def test_what_cannot_be_is_an_error_that_names_the_place(schema, place):
     with pytest.raises(SamplerError, match="JSON schema") as error:
         compile_schema(schema)
     assert place in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"type": "array", "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
+        ({"type": "array", "items": INT, "minItems": 1, "maxItems": 1}, ["[1]"], ["[]", "[1,2]"]),
+        ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"type": "array", "prefixItems": [INT], "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
+        ({"type": "object", "maxProperties": 1}, ["{}", '{"a":1}'], ['{"a":1,"b":1}']),
+        (
+            {"type": "object", "additionalProperties": INT, "minProperties": 1, "maxProperties": 1},
+            ['{"a":1}'],
+            ["{}", '{"a":1,"b":1}'],
+        ),
+        ({"type": "array", "items": INT, "uniqueItems": True, "maxItems": 1}, ["[1]"], ["[1,1]"]),
+        ({"type": "string", "maxLength": 1}, ['""', '"a"'], ['"ab"']),
+    ],
+)
+def test_one_at_the_most_is_a_limit_like_others(schema, yes, no):
+    found = matcher(compile_schema(schema).text)
+    assert [text for text in yes if not fits(found, text)] == []
+    assert [text for text in no if fits(found, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (  # of JSON Schema's suite: what oneOf and contains exclude makes terminals meet
+            {
+                "prefixItems": [{"const": "foo"}],
+                "oneOf": [
+                    {"prefixItems": [True, {"const": "bar"}]},
+                    {"prefixItems": [True, {"const": "baz"}]},
+                ],
+                "unevaluatedItems": False,
+            },
+            ['["foo","bar"]'],
+            ['["foo","bar",42]'],
+        ),
+        (
+            {
+                "if": {"contains": {"const": "a"}},
+                "then": {
+                    "if": {"contains": {"const": "b"}},
+                    "then": {"if": {"contains": {"const": "c"}}},
+                },
+                "unevaluatedItems": False,
+            },
+            ["[]", '["a","a"]', '["a","b","a"]', '["c","a","b"]'],
+            ['["b"]', '["c","c"]', '["a","c"]'],
+        ),
+    ],
+)
+def test_terminals_that_meet_are_named(schema, yes, no):
+    found = matcher(compiled_schema(schema, " ?", close=False).text)
+    assert [text for text in yes if not fits(found, text)] == []
+    assert [text for text in no if fits(found, text)] == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import sys
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError, invalid
-from tamis.bindings.serve.requests import MOST_IGNORED, Limits, Reader
+from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
@@ -192,7 +192,7 @@ class _Child:
         if found.grammar is not None:
             left_out = self._compile(found.grammar, len(found.requests))
             names = (*found.ignored, *(f"schema{place}" for place in left_out))
-            found = found._replace(ignored=names[:MOST_IGNORED])
+            found = found._replace(ignored=names)
         return to_json(found)
 
     def _compile(self, grammar: LlamaGrammar, n_choice: int) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 from tamis.bindings.serve.body import writable
 from tamis.bindings.serve.json_text import finite
 
-LONGEST_NAME = 64  # characters of a field's name that a reply repeats
+LONGEST_NAME = 200  # characters of a field's name that a reply repeats
+MOST_NAMES = 32
 
 
 class JsonBytes(Response):
@@ -29,14 +30,20 @@ class JsonReply(JSONResponse):
 
 
 def told(ignored: Sequence[str]) -> dict[str, str]:
-    """The header that names fields which were not heeded; none where there are none."""
+    """The header that names fields which were not heeded; none where there are none.
+
+    Of more than MOST_NAMES the others are counted.
+    """
+    if len(ignored) > MOST_NAMES:
+        named = ignored[: MOST_NAMES - 1]
+        ignored = (*named, f"{len(ignored) - len(named)} more")
     return {"x-tamis-ignored": _listed(ignored)} if ignored else {}
 
 
 def _listed(names: Iterable[str]) -> str:
     """Names of a client's as the value of a header: some of them, of printable ASCII."""
-    written = (
-        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:LONGEST_NAME])
-        for name in names
+    cut = (
+        name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..." for name in names
     )
+    written = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in name) for name in cut)
     return ", ".join(written).encode("ascii", "backslashreplace").decode()

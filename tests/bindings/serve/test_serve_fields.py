@@ -182,6 +182,74 @@ def test_a_field_that_is_not_heeded_is_named_on_every_route(client, route, body)
     assert "x-tamis-ignored" not in client.post(route, json=body | {"user": "x"}).headers
 
 
+# A part that cannot be enforced: items that differ from each other, of any text.
+SET = {"type": "array", "items": {"type": "string", "maxLength": 1}, "uniqueItems": True}
+LOOSE = {"type": "object", "properties": {"a": SET | {"maxItems": 2}}, "required": ["a"]}
+FORMS = {
+    CHAT: {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE}}},
+    TEXT: {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE}}},
+    "/completion": {"json_schema": LOOSE},
+    "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": LOOSE}}},
+    "/v1/responses": {"text": {"format": {"type": "json_schema", "name": "x", "schema": LOOSE}}},
+    "/api/chat": {"format": LOOSE},
+    "/api/generate": {"format": LOOSE},
+}
+CALLS = {
+    CHAT: {
+        "tools": [{"type": "function", "function": {"name": "put", "parameters": LOOSE}}],
+        "tool_choice": "required",
+    },
+    "/v1/messages": {
+        "tools": [{"name": "put", "input_schema": LOOSE}],
+        "tool_choice": {"type": "any"},
+    },
+    "/v1/responses": {
+        "tools": [{"type": "function", "name": "put", "parameters": LOOSE}],
+        "tool_choice": "required",
+    },
+}
+
+
+@pytest.mark.parametrize("route", FORMS)
+def test_what_of_a_schema_is_not_enforced_is_named_on_every_route(client, route):
+    body = dict(ROUTES)[route] | FORMS[route]
+    for field, named in (({}, []), ({"frobnicate": 1}, ["frobnicate"])):
+        response = client.post(route, json=body | field)
+        assert response.status_code == 200, response.text
+        expected = ", ".join([*named, "schema#/properties/a/uniqueItems"])
+        assert response.headers["x-tamis-ignored"] == expected
+
+
+@pytest.mark.parametrize("route", FORMS)
+def test_what_of_a_schema_is_not_enforced_is_named_before_a_stream(client, route):
+    body = dict(ROUTES)[route] | FORMS[route] | {"stream": True}
+    with client.stream("POST", route, json=body) as response:
+        assert response.headers["x-tamis-ignored"] == "schema#/properties/a/uniqueItems"
+        assert response.read()
+
+
+@pytest.mark.parametrize("route", CALLS)
+def test_what_of_a_tool_is_not_enforced_is_named(roomy, route):
+    response = roomy.post(route, json=dict(ROUTES)[route] | CALLS[route])
+    assert response.status_code == 200, response.text
+    named = response.headers["x-tamis-ignored"]
+    assert named.startswith("schema#/")
+    assert named.endswith("/properties/a/uniqueItems")
+
+
+@pytest.mark.parametrize("n_part", [31, 33, 40])
+def test_names_beyond_those_of_a_header_are_counted(client, n_part):
+    names = [f"a{i}" for i in range(n_part)]
+    unknown = dict.fromkeys(names, 1)
+    response = client.post(CHAT, json=dict(ROUTES)[CHAT] | FORMS[CHAT] | unknown)
+    told = response.headers["x-tamis-ignored"].split(", ")
+    everything = [*names, "schema#/properties/a/uniqueItems"]
+    if len(everything) <= 32:
+        assert told == everything
+    else:
+        assert told == [*everything[:31], f"{len(everything) - 31} more"]
+
+
 # --- harmless fields ------------------------------------------------------------------------------
 
 

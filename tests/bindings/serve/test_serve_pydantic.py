@@ -1,0 +1,82 @@
+"""Models of pydantic through openai-python's own helpers, answered by a real model."""
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import openai
+import pytest
+from pydantic import BaseModel, create_model
+from serving import local_server
+from starlette.testclient import TestClient
+
+from tamis.engine.engine import Engine
+
+pytest.importorskip("llguidance")
+
+pytestmark = pytest.mark.model
+
+
+def _kinds():
+    """The fields of which random texts are tried without a model."""
+    path = Path(__file__).parents[2] / "grammar" / "test_pydantic.py"
+    spec = importlib.util.spec_from_file_location("kinds_of_pydantic", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks up what a model refers to
+    spec.loader.exec_module(module)
+    return module.KINDS
+
+
+KINDS = _kinds()
+# The texts of these are read by pydantic more narrowly than their schemas say.
+NARROWER = {"decimal"}
+HINTS = {"recursive": 'a tree of one leaf, {"field": {"value": 1, "below": []}}'}
+
+
+@pytest.fixture(scope="module")
+def client(model_path):
+    with Engine.load(model_path("smollm2"), n_threads=2) as engine:
+        server = local_server(engine, [engine.session(n_ctx=1024, n_ubatch=128)])
+        with TestClient(server.app, base_url="http://localhost") as http:
+            yield openai.OpenAI(base_url="http://localhost/v1", api_key="x", http_client=http)
+        server.stop()
+        server.close()
+
+
+def model_of(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return create_model("Record", field=(KINDS[kind], ...), __base__=BaseModel)
+
+
+def asked(kind):
+    content = f"Make a short record as an example of: {HINTS.get(kind, kind)}. Answer in JSON."
+    how = {"model": "m", "temperature": 0, "max_tokens": 200, "seed": 1, "repeat_penalty": 1.3}
+    extra = {"repeat_penalty": how.pop("repeat_penalty")}
+    return how | {"messages": [{"role": "user", "content": content}], "extra_body": extra}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NARROWER])
+def test_an_answer_is_parsed_as_the_model(client, kind):
+    model = model_of(kind)
+    found = client.chat.completions.parse(**asked(kind), response_format=model)
+    assert isinstance(found.choices[0].message.parsed, model)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NARROWER])
+def test_the_arguments_of_a_call_are_parsed_as_the_model(client, kind):
+    tool = openai.pydantic_function_tool(model_of(kind), name="put")
+    found = client.chat.completions.parse(**asked(kind), tools=[tool], tool_choice="required")
+    (call,) = found.choices[0].message.tool_calls
+    assert call.function.name == "put"
+    assert isinstance(call.function.parsed_arguments, BaseModel)
+
+
+@pytest.mark.parametrize("kind", ["nested", "discriminated union", "tuple"])
+def test_an_answer_of_responses_is_parsed_as_the_model(client, kind):
+    model, how = model_of(kind), asked(kind)
+    found = client.responses.parse(
+        model="m", input=how["messages"], max_output_tokens=200, text_format=model
+    )
+    assert isinstance(found.output_parsed, model)
