@@ -323,3 +323,33 @@ def test_random_texts_of_a_schema_are_its_instances():
         values = [json.loads(text) for text in texts if text is not None]
         assert values
         assert all(isinstance(value, dict) and len(value) == 2 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        (
+            TEXT | {"pattern": r"^https:\/\/(m\.)?shop\.org\/\w+$"},
+            ['"https://shop.org/ab1"', '"https://m.shop.org/x"'],
+            ['"http://shop.org/a"'],
+        ),
+        (TEXT | {"pattern": r"^[a-z\/]+$"}, ['"a/b"'], ['"A"']),
+        (TEXT | {"pattern": r"^(tmp-)?\d{4,}$"}, ['"1234"', '"tmp-99999"'], ['"123"', '"tmp-"']),
+        (TEXT | {"pattern": r"^[\w-]+(\s\w+)?$"}, ['"a-b c"'], ['"a!"']),
+        (
+            TEXT | {"pattern": r"^\p{Lu}\p{Ll}+\p{Nd}$"},
+            ['"Zürich7"', '"Éa٣"'],
+            ['"zürich7"', '"Z7"'],
+        ),
+        (TEXT | {"pattern": r"^\P{L}$"}, ['"7"', '"🙂"'], ['"é"', '"東"']),
+        (
+            obj(t={"anyOf": [TEXT, obj(left={"$ref": "#/properties/t/anyOf/0"})]}),
+            ['{"t":{"left":"x"}}', '{"t":"a"}'],
+            ['{"t":{"left":1}}'],
+        ),
+    ],
+)
+def test_patterns_and_references_that_others_stumbled_over(schema, yes, no):
+    found = matcher(compile_schema(schema).text)
+    assert [text for text in yes if not fits(found, text)] == []
+    assert [text for text in no if fits(found, text)] == []

@@ -492,6 +492,27 @@ def test_arguments_have_the_types_of_their_schema(key, written, value):
         ("mistral", '[TOOL_CALLS][{"name": "stop", "arguments": {"days": 1}}]', {"days": 1}),
         ("mistral list", '[TOOL_CALLS]stop[ARGS]{"days": 1}', {"days": 1}),
         ("glm", "<tool_call>stop</tool_call>", {}),
+        (
+            "glm",
+            "<tool_call>stop<arg_key>city</arg_key>x y</arg_value></tool_call>",
+            {"city": "x y"},
+        ),
+        (
+            "glm",
+            "<tool_call>stop<arg_key>city</arg_key><arg_value>a</arg_value><arg_key>days</arg_key>"
+            "<arg_value>3</arg_value></tool_call>",
+            {"city": "a", "days": 3},
+        ),
+        (
+            "qwen coder",
+            "<function=stop>\n<parameter=city>\na\n</parameter>\n</function>",
+            {"city": "a"},
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "stop", "arguments": {"city": "{a,{b"}}</tool_call>',
+            {"city": "{a,{b"},
+        ),
         ("deepseek", '<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{"days": 1}', {"days": 1}),
     ],
 )
@@ -500,6 +521,29 @@ def test_what_models_write_besides_their_templates_is_read(name, text, expected)
 
 
 ONE = '{"name": "stop", "arguments": {"city": "x", "days": 1}}'
+
+
+@pytest.mark.parametrize("step", [1, 3, 10**6])
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (  # the publisher's own template of Kimi K2 writes an id of which the name is a part
+            TEMPLATES["kimi"].replace("functions.{{ f.name }}:{{ loop.index0 }}", "{{ c.id }}"),
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.stop:0"
+            '<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|>'
+            "<|tool_calls_section_end|>",
+        ),
+        (  # LFM2.5's lists tools and renders no calls
+            "{% set s = 'List of tools: [' + (tools | tojson) + ']' %}{{ s }}" + TEXT,
+            "<|tool_call_start|>[stop(city='Oslo')]<|tool_call_end|>",
+        ),
+    ],
+)
+def test_calls_that_a_template_half_shows_are_read(template, text, step):
+    p = parser(chat(template))
+    deltas = [d for i in range(0, len(text), step) for d in p.push(text[i : i + step])]
+    found = said(message_of([*deltas, *p.finish()]))
+    assert found == ("", "", [("stop", {"city": "Oslo"})])
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen coder", "glm", "llama", "mistral"])

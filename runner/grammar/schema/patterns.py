@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress, pairwise
+from operator import ne
 
 from tamis.grammar.characters import LAST, Characters, joined, one, others
 from tamis.grammar.trees import Chars, Either, Node, Row, Times
@@ -277,13 +279,21 @@ def _property(name: str) -> Characters:
         raise Unsupported(f"\\p{{{name}}}")
     value = _LONG.get(value, value)
     if name == "Alphabetic":
-        return _having(lambda c: unicodedata.category(c) in ("Lu", "Ll", "Lt", "Lm", "Lo", "Nl"))
+        return _having(lambda category: category in ("Lu", "Ll", "Lt", "Lm", "Lo", "Nl"))
     if name in ("Any", "ASCII"):
         return joined([(0, LAST if name == "Any" else 127)])
     if value[:1] not in _CATEGORIES or len(value) > 2:
         raise Unsupported(f"\\p{{{name}}}")
-    return _having(lambda c: unicodedata.category(c).startswith(value))
+    return _having(lambda category: category.startswith(value))
 
 
 def _having(wanted: Callable[[str], bool]) -> Characters:
-    return joined((i, i) for i in range(LAST + 1) if wanted(chr(i)))
+    return joined((low, high) for category, low, high in _categories() if wanted(category))
+
+
+@lru_cache(maxsize=1)
+def _categories() -> list[tuple[str, int, int]]:
+    """Runs of characters of one category, found without a loop over a million of them."""
+    every = list(map(unicodedata.category, map(chr, range(LAST + 1))))
+    ends = [*compress(range(LAST), map(ne, every, every[1:])), LAST]
+    return [(every[end], last + 1, end) for last, end in pairwise([-1, *ends])]

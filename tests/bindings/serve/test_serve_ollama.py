@@ -71,6 +71,12 @@ def test_a_format_is_kept_to(client):
     body = ASKED | {"format": schema, "stream": False, "options": {"num_predict": 64}}
     found = client.post("/api/chat", json=body).json()
     assert json.loads(found["message"]["content"])["a"] in (1, 2)
+    plain = client.post("/api/chat", json=ASKED | FEW | {"stream": False}).json()["message"]
+    for none in ("", None):
+        asked = ASKED | FEW | {"stream": False, "format": none}
+        assert client.post("/api/chat", json=asked).json()["message"] == plain
+    asked = ASKED | FEW | {"stream": False, "format": "json"}
+    assert client.post("/api/chat", json=asked).status_code == 200
 
 
 def test_a_request_without_a_prompt_loads_the_model(client):
@@ -104,6 +110,7 @@ def test_what_there_is(client):
     ("where", "body"),
     [
         ("chat", ASKED | {"format": 5}),
+        ("chat", ASKED | {"format": "xml"}),
         ("chat", ASKED | {"think": "deeply"}),
         ("chat", ASKED | {"options": {"temperature": "hot"}}),
         ("chat", {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}),
