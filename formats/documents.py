@@ -42,11 +42,15 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to be read. name: for messages; kind: "text", "html" or "pdf"."""
+    """A text to be read. name: for messages; kind: "text", "html" or "pdf".
+
+    pages: where in the text each page of a PDF begins; () for the other kinds.
+    """
 
     name: str
     text: str
     kind: str = "text"
+    pages: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -57,12 +61,12 @@ class Document:
 def read_document(name: str, data: bytes) -> Document:
     """The text of a file's bytes. Raises DocumentError, ImportError (PDF without its extra)."""
     if data.lstrip()[:5] == b"%PDF-":
-        kind, text = "pdf", _pdf_text(name, data)
-    else:
-        text = _decode(name, data)
-        html = Path(name).suffix.lower() in _HTML_NAMES or _HTML_START.match(text) is not None
-        kind = "html" if html else "text"
-        text = html_text(text) if html else text.replace("\r\n", "\n").replace("\r", "\n")
+        pages = _pdf_pages(name, data)
+        return Document(name, "\n\n".join(filter(None, pages)), "pdf", _starts(pages))
+    text = _decode(name, data)
+    html = Path(name).suffix.lower() in _HTML_NAMES or _HTML_START.match(text) is not None
+    kind = "html" if html else "text"
+    text = html_text(text) if html else text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise DocumentError(f"{name} has no text: expected at least a word; is it the right file?")
     return Document(name, text, kind)
@@ -93,8 +97,17 @@ def _decode(name: str, data: bytes) -> str:
         ) from error
 
 
-def _pdf_text(name: str, data: bytes) -> str:
-    """The text of a PDF's pages, a blank line between them."""
+def _starts(pages: list[str]) -> tuple[int, ...]:
+    """Where each page begins in the text of all; an empty one where the next one does."""
+    starts, at = [], 0
+    for page in pages:
+        starts.append(at)
+        at += len(page) + 2 if page else 0
+    return tuple(starts)
+
+
+def _pdf_pages(name: str, data: bytes) -> list[str]:
+    """The text of each of a PDF's pages; the pages together are the text, blank lines between."""
     try:
         from pypdf import PdfReader
     except ImportError as error:
@@ -114,7 +127,7 @@ def _pdf_text(name: str, data: bytes) -> str:
             f"{name} has {len(pages)} pages and no text, so they are images: "
             "make text of them with an OCR program first"
         )
-    return "\n\n".join(filter(None, pages))
+    return pages
 
 
 def html_text(source: str) -> str:

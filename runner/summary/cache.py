@@ -122,7 +122,7 @@ class Cache:
         return kind(**found)
 
     def put(self, key: str, answer: "DataclassInstance") -> None:
-        """Keep an answer, of strings and numbers; it is on the disk when this returns."""
+        """Keep an answer, of strings, numbers and lists; it is on the disk when this returns."""
         text = json.dumps(asdict(answer))
         path = self.folder / (key + _ANSWER)
         with self._room(path), write_whole(path) as file:
@@ -198,8 +198,13 @@ def _is_of(found: Any, kind: type) -> bool:
     return (
         isinstance(found, dict)
         and found.keys() == types.keys()
-        and all(type(value) is types[name] for name, value in found.items())
+        and all(type(value) is _of_json(types[name]) for name, value in found.items())
     )
+
+
+def _of_json(hint: Any) -> Any:
+    """What JSON gives back of a type: of list[Source] a list, whose elements the digest covers."""
+    return typing.get_origin(hint) or hint
 
 
 def _digest(key: str, text: str) -> str:

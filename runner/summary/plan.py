@@ -45,6 +45,7 @@ class Settings:
     kv_dir: Path | None = None
     kv_vram: int | None = None
     n_session: int = 1
+    cite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

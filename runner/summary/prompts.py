@@ -30,24 +30,26 @@ class Task:
         return self._of("the text above", "the text")
 
     def part(self) -> str:
-        """For one part of a longer text. It does not say which, so that equal parts are equal."""
-        if self.question is None and self.instruction is None:
+        """For one part of a longer text. It does not say which, so that equal parts are equal.
+
+        A question is asked as of a whole text: small models that are offered to write that there
+        is nothing write it of nearly every text.
+        """
+        if self.instruction is None:
             return self._of("the text above, which is part of a longer one", "this part")
-        wish = self.question or self.instruction
         return (
             "The text above is part of a longer one, about which this is asked:\n\n"
-            f"{wish}\n\nWrite down what this part says that helps to answer, in at most "
-            f"{self.n_words} words. If there is nothing, write: nothing."
+            f"{self.instruction}\n\nWrite down what this part says that helps to answer, in at "
+            f"most {self.n_words} words. If there is nothing, write: nothing."
         )
 
     def joined(self) -> str:
         """For notes on the parts, in place of the text."""
-        if self.question is None and self.instruction is None:
+        if self.instruction is None:
             return self._of("the longer text whose parts are summarized above", "the whole")
-        wish = self.question or self.instruction
         return (
             "Above are notes on the parts of a longer text, in their order. With them, do this "
-            f"for the whole text, in at most {self.n_words} words:\n\n{wish}"
+            f"for the whole text, in at most {self.n_words} words:\n\n{self.instruction}"
         )
 
     def _of(self, text: str, all_of_it: str) -> str:

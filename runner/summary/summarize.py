@@ -2,11 +2,12 @@
 
 A document that fits is read whole. One that does not is read in parts, each token in exactly one;
 what is written about the parts is joined, and where that is too long for one prompt, joined in
-groups, and again, until it fits.
+groups, and again, until it fits. Answers to a question are not joined by the model: what the text
+of each part says stays, with its source.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tamis.summary.meter import Meter, Work
 from tamis.summary.plan import Plan, Settings, choose
 from tamis.summary.prompts import Task, message, notes
 from tamis.summary.reader import Answer, Reader, Watch, repeatable
+from tamis.summary.sources import Evidence, Source, Sourced
 from tamis.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +35,9 @@ class Summary:
     about parts included. n_tokens: of the document. n_parts: 1 where it was read whole; n_levels:
     how often answers about parts were joined. n_read, n_written: tokens of prompts that were read
     and of answers that were written for it; n_kept: tokens of prompts that were in the cache.
-    cached: whether all of it was.
+    cached: whether all of it was. found: False where a question has no answer in the document; then
+    sources are the passages nearest to it, and else those that say the answer, or with
+    settings.cite the summary.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Summary:
     model: str
     seconds: float
     cached: bool = False
+    found: bool = True
+    sources: list[Source] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +131,32 @@ class Summarizer:
         plan = self._plan(self._n_tokens(document, count))
         watch.say(f"{document.name}: {plan}")
         run = _Run(self._reader, plan, self._settings.task, watch)
-        if plan.whole:
-            answer = run.whole(document.text)
-        else:
+        parts = [document.text]
+        if not plan.whole:
             parts = chunks.split(document.text, count, plan.n_room)
-            answer = run.parts(parts, count, keep=self._keeps(plan))
+        answer, sourced = self._answered(document, parts, run, count)
         watch.meter.finish(document.name)
         summary = self._summary(document, plan, run, answer, time.monotonic() - start)
+        summary = replace(summary, text=sourced.text, found=sourced.found, sources=sourced.sources)
         key = _request_key(self._cache, self._engine.path, document, self._settings)
         if self._cache is not None and key is not None:
             self._cache.put(key, summary)
         return summary
+
+    def _answered(
+        self, document: Document, parts: list[str], run: "_Run", count: chunks.Count
+    ) -> tuple[Answer, Sourced]:
+        """What the model wrote, and what of it is given: of an answer, what the text says."""
+        task, keep = self._settings.task, len(parts) == 1 or self._keeps(run.plan)
+        if task.question is not None:
+            answers = run.each(parts, keep=keep)
+            said = Evidence(document, parts).answer(task.question, [each.text for each in answers])
+            cut = "length" if any(each.finish == "length" for each in answers) else "stop"
+            return replace(answers[-1], finish=cut), said
+        answer = run.whole(document.text) if len(parts) == 1 else run.parts(parts, count, keep=keep)
+        if self._settings.cite:
+            return answer, Evidence(document, parts).cited(answer.text)
+        return answer, Sourced(answer.text, True, [])
 
     def _n_tokens(self, document: Document, count: chunks.Count) -> int:
         """Tokens of a document; counting those of a long one takes longer than a look."""
@@ -186,23 +207,32 @@ class _Run:
     """The calls of the model for one document, and their sums."""
 
     def __init__(self, reader: Reader, plan: Plan, task: Task, watch: Watch) -> None:
-        self._reader, self._plan, self._task, self._watch = reader, plan, task, watch
+        self._reader, self.plan, self._task, self._watch = reader, plan, task, watch
         self.n_parts, self.n_levels, self.n_cut = 1, 0, 0
         self.n_read = self.n_kept = self.n_written = 0
 
     def whole(self, text: str) -> Answer:
-        self._expect(1, self._plan.n_text)
+        self._expect(1, self.plan.n_text)
         return self._ask(text, self._task.whole(), keep=True, last=True)
+
+    def each(self, texts: list[str], *, keep: bool) -> list[Answer]:
+        """The answer to the question about each part alone."""
+        self.n_parts = len(texts)
+        n_text = self.plan.n_text // len(texts)
+        works = [Work(n_text, self._task.n_token) for _ in texts]
+        self._watch.meter.expect(self._watch.name, works)
+        task = self._task.whole()
+        return [self._ask(text, task, keep=keep, last=False) for text in texts]
 
     def parts(self, texts: list[str], count: chunks.Count, *, keep: bool) -> Answer:
         self.n_parts = len(texts)
-        self._expect(len(texts), self._plan.n_text // len(texts))
+        self._expect(len(texts), self.plan.n_text // len(texts))
         task = self._task.part()
         answers = [self._ask(text, task, keep=keep, last=False).text for text in texts]
         while True:
             self.n_levels += 1
             written = notes(answers)
-            groups = chunks.pack([count(note) for note in written], self._plan.n_room)
+            groups = chunks.pack([count(note) for note in written], self.plan.n_room)
             if len(groups) == 1:
                 return self._ask("".join(written), self._task.joined(), keep=False, last=True)
             answers = [self._join(answers[i:j], written[i:j]) for i, j in groups]
@@ -214,7 +244,7 @@ class _Run:
 
     def _ask(self, text: str, task: str, *, keep: bool, last: bool) -> Answer:
         watch = self._watch if last else replace(self._watch, write=lambda text: None)
-        answer = self._reader.answer(self._plan, text, task, watch, keep=keep)
+        answer = self._reader.answer(self.plan, text, task, watch, keep=keep)
         self.n_read += answer.n_read
         self.n_kept += answer.n_kept
         self.n_written += answer.n_written
@@ -229,6 +259,6 @@ class _Run:
             if n_part == 1:
                 break
             n_text = n_part * n_answer
-            n_part = -(-n_text // self._plan.n_room)
+            n_part = -(-n_text // self.plan.n_room)
             n_text //= n_part
         self._watch.meter.expect(self._watch.name, works)

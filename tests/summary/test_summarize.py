@@ -224,12 +224,66 @@ def test_answers_about_parts_are_joined_in_their_order_until_they_fit(engine):
         assert order == sorted(set(order))
 
 
-def test_a_question_goes_to_every_part_and_to_their_notes(engine):
-    asked = replace(SHORT, n_ctx=700, task=Task(4, question="Who is it?"))
-    summarize(engine, TEXT, asked)
-    assert all("Who is it?" in prompt for prompt in engine.prompts)
-    assert all("If there is nothing" in prompt for prompt in engine.prompts[:-1])
-    assert "notes on the parts" in engine.prompts[-1]
+def ask(question, n_ctx=700, n_words=4):
+    return replace(SHORT, n_ctx=n_ctx, task=Task(n_words, question=question))
+
+
+def test_a_question_is_asked_of_every_part_as_of_a_whole_text(engine):
+    """A small model that may write that there is nothing writes it of nearly every text."""
+    summarize(engine, TEXT, ask("Who is it?"))
+    assert len(engine.prompts) > 1
+    assert "".join(map(text_of, engine.prompts)) == TEXT
+    assert all(prompt.endswith("words:\n\nWho is it?") for prompt in engine.prompts)
+
+
+def test_what_is_invented_about_a_part_is_dropped_and_what_it_says_has_its_source(engine):
+    def answer(prompt):
+        return "Line 200 says 40000." if "Line 200 says" in prompt else "It says 1939."
+
+    engine.answer = answer
+    summary = summarize(engine, TEXT, ask("What does line 200 say?"))
+    (source,) = summary.sources
+    assert (summary.text, summary.found) == ("Line 200 says 40000. [1]", True)
+    assert TEXT[source["start"] : source["end"]] == source["quote"]
+    assert "Line 200 says 40000." in source["quote"]
+    assert source["line"] == TEXT.count("\n", 0, source["start"]) + 1
+    part = next(i for i, p in enumerate(engine.prompts, 1) if "Line 200 says" in p)
+    assert source["part"] == part > 1
+
+
+def test_parts_that_contradict_each_other_are_both_given(engine):
+    text = "The bridge was opened in 1962.\n" + TEXT[:1500] + "The bridge was opened in 1965.\n"
+    engine.answer = lambda prompt: (
+        "It was 1962." if "1962." in prompt else "It was 1965." if "1965." in prompt else "No idea."
+    )
+    summary = summarize(engine, text, ask("In which year was the bridge opened?"))
+    first, *lines = summary.text.splitlines()
+    assert first == "Parts of the document answer differently:"
+    assert lines == ["- It was 1962. [1]", "- It was 1965. [2]"]
+    assert [("1962" in s["quote"], "1965" in s["quote"]) for s in summary.sources] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_nothing_that_is_supported_is_not_found_with_the_nearest_passages(engine, cache):
+    engine.answer = lambda prompt: "Ada Lovelace in 1843."
+    for _ in range(2):  # made, and from the cache
+        summary = summarize(engine, TEXT, ask("Who wrote line 17 in which year?"), cache)
+        assert (summary.text, summary.found) == ("not found in the document", False)
+        assert "Line 17 says" in summary.sources[0]["quote"]
+        assert len(summary.sources) <= 3
+    assert summary.cached
+
+
+def test_a_cited_summary_has_a_source_for_each_sentence_or_says_that_there_is_none(engine):
+    engine.answer = lambda prompt: "Line 7 says 49. It is a recipe for plum cake with cinnamon."
+    summary = summarize(engine, TEXT[:600], replace(SHORT, task=Task(40), cite=True))
+    assert summary.text == (
+        "Line 7 says 49. [1] It is a recipe for plum cake with cinnamon. [no source]"
+    )
+    assert "Line 7 says 49." in summary.sources[0]["quote"]
+    assert summarize(engine, TEXT[:600], replace(SHORT, task=Task(40))).sources == []
 
 
 def test_the_states_of_parts_are_kept_where_all_fit_into_half_the_cache(engine, tmp_path):
@@ -426,6 +480,30 @@ def test_a_failure_is_one_line_and_exit_code_1_after_the_others_are_done(cli, en
     assert "tamis: error: c.html: out of memory" in capsys.readouterr().err
 
 
+def test_a_question_without_an_answer_is_exit_code_3_and_one_document_with_it_is_enough(
+    cli, engine, capsys, tmp_path
+):
+    (tmp_path / "d.txt").write_text("Preface.\n\nThe bridge was opened in 1962.\n")
+    engine.answer = lambda prompt: "In 1962."
+    question = ("--ask", "In which year was the bridge opened?")
+    assert cli("a.txt", *question) == 3
+    assert capsys.readouterr().out == "not found in the document\n"
+    assert cli("a.txt", "d.txt", *question) == 0
+    assert cli("a.txt", "nowhere", *question) == 1
+    capsys.readouterr()
+    assert cli("d.txt", *question) == 0
+    assert capsys.readouterr().out == (
+        'In 1962. [1]\n\nSources:\n[1] d.txt, line 3: "The bridge was opened in 1962."\n'
+    )
+    engine.answer = lambda prompt: "In 1939."
+    assert cli("d.txt", "--ask", "In which year was the old bridge closed?") == 3
+    out = capsys.readouterr().out
+    assert out.startswith("not found in the document\n\nNearest passages:\n[1] d.txt, line 3:")
+    assert cli("d.txt", *question, "--format", "json", "--no-cache") == 3
+    row = json.loads(capsys.readouterr().out)
+    assert (row["found"], row["sources"][0]["line"], row["sources"][0]["part"]) == (False, 3, 1)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -454,7 +532,7 @@ def test_a_wrong_command_line_is_exit_code_2_and_one_line(cli, capsys, words):
 def test_standard_input_is_a_document(cli, engine, monkeypatch, capsys):
     piped = SimpleNamespace(buffer=SimpleNamespace(read=lambda: b"piped"))
     monkeypatch.setattr(sys, "stdin", piped)
-    assert cli("-", "--ask", "Who?", "--ctx", "auto") == 0
+    assert cli("-", "--instruction", "Who?", "--ctx", "auto") == 0
     assert text_of(engine.prompts[0]) == "piped"
     assert capsys.readouterr().err.startswith("standard input: 5 tokens")
     piped.buffer.read = lambda: b""

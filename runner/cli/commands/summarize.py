@@ -23,6 +23,8 @@ from tamis.platform.private_files import write_whole
 from tamis.platform.processes import usable_cpus
 
 N_WORDS = 150
+NOT_FOUND = 3  # exit status
+N_QUOTE = 240  # characters of a quote in text; JSON has all of it
 DRAW_EVERY = 0.1  # seconds
 BAR = 20  # characters
 
@@ -47,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.text,
         metavar="TEXT",
         help="follow this instruction instead of summarizing",
+    )
+    parser.add_argument(
+        "--cite",
+        action="store_true",
+        help="give each sentence of a summary the passage that says it; an answer to --ask always "
+        "has its sources",
     )
     parser.add_argument(
         "--length",
@@ -103,18 +111,22 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the summaries; 1 where a document failed, after all others are done."""
+    """Write the summaries; 1 where a document failed, after all others are done.
+
+    3 where a question has an answer in no document.
+    """
     names = list(dict.fromkeys(arguments.files))
     settings = _settings(arguments, min(arguments.workers, len(names)))
     output = _Output(arguments, n_document=len(names))
     work = _Work(arguments, settings, names, output)
-    n_done = n_failed = 0
+    n_done = n_failed = n_found = 0
     try:
         with contextlib.closing(work.outcomes()) as outcomes:
             for outcome in outcomes:
                 output.add(outcome)
                 n_done += 1
                 n_failed += "error" in outcome
+                n_found += outcome.get("found", False)
     except KeyboardInterrupt:
         work.line.clear()
         if n_done < len(names):
@@ -123,7 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     finally:
         work.close()
-    return 1 if n_failed else 0
+    if n_failed:
+        return 1
+    return 0 if n_found else NOT_FOUND
 
 
 def _gigabytes(text: str) -> int:
@@ -161,6 +175,7 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
         kv_dir=_kv_folder(arguments),
         kv_vram=arguments.kv_vram,
         n_session=n_session,
+        cite=arguments.cite,
     )
 
 
@@ -238,8 +253,10 @@ class _Output:
         self._json, self._titled = arguments.format == "json", n_document > 1
         self._path = None if arguments.out is None else _writable(arguments.out, arguments.files)
         self._text = ""
-        # A person sees the answer while it is written, where there is one.
-        self.streams = sys.stdout.isatty() and not (self._json or self._path or self._titled)
+        # A person sees the answer while it is written, where there is one, and it needs no sources.
+        raw = arguments.ask is None and not arguments.cite
+        alone = not (self._json or self._path or self._titled)
+        self.streams = sys.stdout.isatty() and raw and alone
 
     def add(self, outcome: dict[str, Any]) -> None:
         """Write a document's answer, unless a person has seen it."""
@@ -251,6 +268,7 @@ class _Output:
         else:
             title = f"# {outcome['name']}\n\n" if self._titled else ""
             text = ("\n" if self._text else "") + f"{title}{outcome['text']}\n"
+            text += _sources(outcome)
         self._text += text
         if self._path is None:
             sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
@@ -263,6 +281,20 @@ class _Output:
                 file.write(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, f"--out {self._path}") from error
+
+
+def _sources(outcome: dict[str, Any]) -> str:
+    """The sources below an answer, a line each; "" where there are none."""
+    if not outcome["sources"]:
+        return ""
+    lines = ["", "Sources:" if outcome["found"] else "Nearest passages:"]
+    for i, source in enumerate(outcome["sources"], 1):
+        where = "page" if "page" in source else "line"
+        quote = " ".join(source["quote"].split())
+        if len(quote) > N_QUOTE:
+            quote = quote[: N_QUOTE - 3] + "..."
+        lines.append(f'[{i}] {source["file"]}, {where} {source[where]}: "{quote}"')
+    return "\n".join(lines) + "\n"
 
 
 class _Work:
