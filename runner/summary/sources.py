@@ -54,7 +54,7 @@ class Evidence:
         self._sources: list[Source] = []
 
     def answer(self, question: str, answers: Sequence[str]) -> Sourced:
-        """What is left of the answers about the parts where each has to be said by its own part.
+        """The sentences of the answers about the parts that the text of the same part says.
 
         Answers that contradict each other come one after the other under a line that says so.
         """
