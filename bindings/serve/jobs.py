@@ -131,13 +131,33 @@ class Counts:
     drafts: int = 0  # that speculative decoding made
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cache_hits: int = 0  # prompts that the prompt cache had more of than slots
+    restored_tokens: int = 0  # of these prompts, from there
+    cache_kept: int = 0  # bytes that the prompt cache was given
+    cache_restored: int = 0  # ... and gave back
+    cache_evicted: int = 0  # pages that it had no room for
+    cache_failed: int = 0  # its files that could not be written, or were damaged
+    cache_ram: int = 0  # bytes that it has now
+    cache_disk: int = 0  # ... in the folder, which models may share
     most_tokens: int = 0  # that a sequence had
 
     def __add__(self, other: "Counts") -> "Counts":
-        """The sums; of the longest sequences the longer one."""
+        """The sums; of the longest sequences, and of bytes in a folder, the larger one."""
         found = Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
         found.most_tokens = max(self.most_tokens, other.most_tokens)
+        found.cache_disk = max(self.cache_disk, other.cache_disk)
         return found
+
+    def take_cache(self, cache: Any) -> None:
+        """Count what a PromptCache has done until now."""
+        self.cache_hits, self.restored_tokens = cache.n_hits, cache.n_restored_tokens
+        self.cache_kept, self.cache_restored = cache.n_kept, cache.n_restored
+        self.cache_evicted, self.cache_failed = cache.n_evicted, cache.n_failed
+        self.cache_ram, self.cache_disk = cache.ram_bytes, cache.disk_bytes
+
+    def ended(self) -> "Counts":
+        """The counts of a process that has ended: it has no memory."""
+        return replace(self, cache_ram=0)
 
     def told(self) -> list[Any]:
         """What a process tells its supervisor."""

@@ -14,6 +14,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from tamis.bindings.serve.jobs import (
@@ -26,19 +28,24 @@ from tamis.bindings.serve.jobs import (
     jobs_of_record,
 )
 from tamis.bindings.serve.masks import Masks
-from tamis.bindings.serve.supervisor import Loaded, Start, sampler_of
+from tamis.bindings.serve.supervisor import CacheSizes, Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
 from tamis.engine.adapters import AdapterFiles
 from tamis.engine.drafting import AttentionDraft, Drafting, ModelDraft, NextDraft
 from tamis.engine.engine import Engine
+from tamis.engine.prompt_cache import PromptCache
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
 from tamis.model.placement import devices
 from tamis.platform.limits import limit
+from tamis.platform.memory import available_bytes
+from tamis.platform.private_files import private_folder
 from tamis.platform.processes import end_with
 
 GIB = 1 << 30
+CACHE_SHARE = 4  # the prompt cache has a part of the free memory, or disk, this small
+JOIN_SECONDS, WRITE_SECONDS = 0.1, 0.1  # for the worker's, and for the cache's last files
 ALIVE_SECONDS = 1  # between frames, where there is nothing to tell while the model runs
 
 
@@ -53,13 +60,16 @@ def main() -> None:
     try:
         engine, sessions, reopen = _load(channel, start)
         drafting = _drafting(start, engine, sessions)
+        cache = _cache(start, engine, sessions)
     except Exception as error:
         memory = isinstance(error, MemoryError)
         line = _line(error).replace(start.path, os.path.basename(start.path))  # clients read it
         told = json.dumps([line, traceback.format_exc(), memory]).encode()
         channel.sendall(frame(Kind.FAILED, told))
         os._exit(1)
-    loaded(channel, engine, sessions, reopen, drafting).run()
+    loaded(channel, engine, sessions, reopen, drafting, cache).run()
+    if cache is not None:
+        cache.close(WRITE_SECONDS)
     os._exit(0)  # the model may be in a long step, which nothing interrupts
 
 
@@ -103,6 +113,31 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
     return engine, [engine.session(**how) for _ in range(n)], reopen
 
 
+def _cache(start: Start, engine: Engine, sessions: Sequence[Session]) -> PromptCache | None:
+    """The cache of prompts beyond the slots. Raises OSError for a folder that cannot be used."""
+    if start.cache is None or engine.model.arch.is_encoder:
+        return None
+    given = CacheSizes(*start.cache)
+    n_ram, n_disk = given.ram, given.disk
+    if n_ram is None:
+        free, taken = available_bytes(), _plan_bytes(engine, sessions)
+        most = free if given.memory is None else min(free, given.memory - taken)
+        n_ram = max(0, most) // CACHE_SHARE
+    if given.folder is not None and n_disk is None:
+        n_disk = disk_usage(private_folder(Path(given.folder))).free // CACHE_SHARE
+    if not n_ram and given.folder is None:
+        return None
+    return PromptCache.open(n_ram, given.folder, n_disk or 0, start.where.get("precision", ""))
+
+
+def _plan_bytes(engine: Engine, sessions: Sequence[Session]) -> int:
+    """Bytes of memory that weights and slots take."""
+    one = sessions[0]
+    limits = {"kv_ram": one.kv_ram, "kv_vram": one.kv_vram}
+    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types, **limits)
+    return plan.weights + len(sessions) * (plan.kv + plan.workspace)
+
+
 def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list[Drafting]:
     """What drafts for each session; the model that does is loaded once. Raises ValueError."""
     if start.draft is None:
@@ -134,12 +169,12 @@ def loaded(
     sessions: Sequence[Session],
     reopen: Reopen | None = None,
     drafting: Sequence[Drafting] = (),
+    cache: PromptCache | None = None,
 ) -> "Runner":
     """Runs jobs after the server got the model's description. drafting: of each session."""
     hp, n = engine.hp, len(sessions)
     one = sessions[0]
-    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types)
-    n_byte = plan.weights + n * (plan.kv + plan.workspace)
+    n_byte = _plan_bytes(engine, sessions) + (0 if cache is None else cache.n_ram)
     where = ", ".join(devices(engine.loaded.places))
     model = engine.model
     told = Loaded(
@@ -155,7 +190,7 @@ def loaded(
         ranks=model.heads.ranks,
     )
     channel.sendall(frame(Kind.LOADED, json.dumps(told).encode()))
-    return Runner(channel, engine, sessions, reopen, drafting)
+    return Runner(channel, engine, sessions, reopen, drafting, cache)
 
 
 class Runner:
@@ -168,13 +203,15 @@ class Runner:
         sessions: Sequence[Session],
         reopen: Reopen | None,
         drafting: Sequence[Drafting] = (),
+        cache: PromptCache | None = None,
     ) -> None:
         self._channel, self._n_vocab = channel, engine.hp.n_vocab
         self._tokenizer = engine.tokenizer
         self._jobs: dict[int, tuple[Job, Masks | None]] = {}
         self._events: list[list[Any]] = []
         self._sent, self._busy = 0.0, [False] * len(sessions)
-        self._worker = Worker(engine, sessions, self._flush, self._hang_up, reopen, drafting)
+        told = self._flush, self._hang_up
+        self._worker = Worker(engine, sessions, *told, reopen, drafting, cache)
 
     def run(self) -> None:
         """Run jobs until the socket is closed."""
@@ -189,6 +226,7 @@ class Runner:
                 while (found := frames.next()) is not None:
                     self._take(*found, sockets)
         self._worker.stop()
+        self._worker.join(JOIN_SECONDS)  # it may be about to keep what a slot holds
 
     def _take(self, kind: Kind, data: bytes, sockets: deque[int]) -> None:
         found = json.loads(data)

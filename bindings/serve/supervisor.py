@@ -50,6 +50,15 @@ END_SECONDS = 0.3  # for a process to end by itself
 Progress = Callable[[str, int, int | None], None]
 
 
+class CacheSizes(NamedTuple):
+    """Of a prompt cache; bytes that are None are a share of what is free."""
+
+    ram: int | None = None  # bytes in RAM
+    folder: str | None = None  # None: nothing is on disk
+    disk: int | None = None  # bytes there
+    memory: int | None = None  # bytes that all models may take, which RAM is then a share of
+
+
 class Start(NamedTuple):
     """What a process is started with; `where` and `session` are what the engine is given."""
 
@@ -63,6 +72,8 @@ class Start(NamedTuple):
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
     # What drafts ("model", "mtp" or "attn"), tokens of a draft, and of a model its file.
     draft: list[Any] | None = None
+    # CacheSizes of the prompt cache; None: there is none.
+    cache: Sequence[Any] | None = None
 
 
 class Loaded(NamedTuple):
@@ -398,7 +409,7 @@ class Supervisor:
                 if self._writer is not None:
                     self._writer.close()
                 self._process = self._writer = None
-                self._before, self._now = self._before + self._now, Counts()
+                self._before, self._now = self._before + self._now.ended(), Counts()
             why = process.end()
         return hung or why
 

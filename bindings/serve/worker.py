@@ -38,6 +38,7 @@ from tamis.bindings.serve.masks import MaskStep
 from tamis.engine.batch import Batch
 from tamis.engine.drafting import Drafting
 from tamis.engine.engine import Engine
+from tamis.engine.prompt_cache import PromptCache
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.formats.gguf import GGUFError
@@ -48,6 +49,7 @@ from tamis.text.thinking import ThinkingBudget
 
 Reopen = Callable[[Sequence[float] | None], Session]
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
+WHOLE = 1 << 62  # of a sequence: all of its tokens
 WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
 
 
@@ -84,6 +86,9 @@ class _Slot:
         self.session, self._tokenizer, self.drafting = session, tokenizer, drafting
         self.used, self.scope = 0.0, SHARED
         self.lora: tuple[float, ...] | None = None  # scales of its adapters; None: as started
+        # How many of its tokens have the keys that reading them gives, which the prompt cache may
+        # have. Where older ones were dropped, or a file was restored, later ones have others.
+        self.n_read = WHOLE
         self.clear()
 
     def clear(self) -> None:
@@ -180,12 +185,16 @@ class Worker:
         ended: Callable[[], None] = lambda: None,
         reopen: Reopen | None = None,
         drafting: Sequence[Drafting] = (),
+        cache: PromptCache | None = None,
     ) -> None:
         """`flushed` is called in the thread at least once a round, `ended` at its end.
 
         reopen: what gives a session with other scales of LoRA adapters; None: as it was started.
         drafting: of each session; an answer is drafted for while it is the only one.
+        cache: of prompts that slots no longer hold.
         """
+        self._cache = cache
+        self._to_keep: list[_Slot] = []  # whose sequences the cache shall have
         self._reopen = reopen
         self._batch, self._file = Batch(engine), engine.loaded.file
         own: Sequence[Drafting | None] = drafting or [None] * len(sessions)
@@ -238,6 +247,7 @@ class Worker:
                 self._read()
                 self._step()
                 self._flush()
+                self._keep()
                 self.counts.busy_seconds += time.perf_counter() - begin
         except GGUFError as error:
             sys.stderr.write(f"tamis: {error}\n")
@@ -273,8 +283,7 @@ class Worker:
             try:
                 slot = self._placed(job, free)
                 if isinstance(job, Keeping):
-                    self._send(job, _kept(job, slot.session))
-                    slot.scope = job.scope
+                    self._keep_file(slot, job)
                     continue
                 slot.take(job)
                 self._send(job, Started(job.n_cached, self._slots.index(slot)))
@@ -314,6 +323,7 @@ class Worker:
             slot = min(free, key=lambda slot: slot.used)
             self._adapt(slot, job)
             slot.session.truncate(0)
+            slot.n_read = WHOLE
             return slot
 
         def held(slot: _Slot) -> int:  # the last token runs again: its logits are needed
@@ -330,8 +340,14 @@ class Worker:
             self._adapt(slot, job)
             if slot is not other:
                 slot.session.copy(other.session)
+                slot.n_read = other.n_read
         self._adapt(slot, job)
         slot.session.truncate(n)
+        if n <= slot.n_read:
+            slot.n_read = WHOLE
+            if self._cache is not None:
+                most = job.prompt[:-1]  # the last token runs again
+                self._cache.extend(slot.session, most, job.scope, least=WORTH_SHARING)
         return slot
 
     def _adapt(self, slot: _Slot, job: Job) -> None:
@@ -342,6 +358,34 @@ class Worker:
             slot.session, slot.lora = session, job.lora
             if slot.drafting is not None:
                 slot.drafting = slot.drafting.moved_to(session)
+
+    def _keep_file(self, slot: _Slot, job: Keeping) -> None:
+        """Do what is asked of a slot's sequence. Raises OSError, SessionFileError, ContextError."""
+        if job.action == "erase" and self._cache is not None:
+            self._cache.forget(slot.session, slot.scope)
+        self._send(job, _kept(job, slot.session))
+        slot.scope = job.scope
+        if job.action != "save":
+            slot.n_read = 0 if job.action == "restore" else WHOLE
+
+    def _keep(self) -> None:
+        """Let the cache have what slots hold that have read a prompt or ended an answer."""
+        slots, self._to_keep = self._to_keep, []
+        if self._cache is None:
+            return
+        for slot in slots:
+            if slot.session.n_past <= slot.n_read:
+                try:
+                    self._cache.keep(slot.session, slot.scope)
+                except Exception as error:  # no answer fails for it
+                    sys.stderr.write(f"tamis: prompt cache: {error}\n")
+        self.counts.take_cache(self._cache)
+
+    def _release(self, slot: _Slot) -> None:
+        """Free a slot; what it holds is kept."""
+        if isinstance(slot.job, Completion):
+            self._to_keep.append(slot)
+        slot.release()
 
     def _told(self, error: Exception) -> ApiError:
         """The error for a client. Raises GGUFError as `_as_api_error`.
@@ -360,7 +404,7 @@ class Worker:
         for slot in self._slots:
             if slot.job is not None and slot.job.cancelled:
                 self.counts.cancelled += 1
-                slot.release()
+                self._release(slot)
 
     def _read(self) -> None:
         """One chunk of the prompt that is being read."""
@@ -386,16 +430,17 @@ class Worker:
         self.counts.prompt_tokens += len(job.prompt) - job.n_cached
         self.counts.cached_tokens += job.n_cached
         if isinstance(job, Completion):
+            self._to_keep.append(slot)
             job.read = time.monotonic()
             slot.row = found
             if job.request.max_tokens == 0:
                 assert slot.answer is not None
                 self._send(job, slot.answer.finish("length")._replace(counts=job.taken()))
-                slot.release()
+                self._release(slot)
         else:
             pooling = job.pooling or self._heads.pooling_or_mean
             self._send(job, Embedding(self._heads.pooled(found, pooling)))
-            slot.release()
+            self._release(slot)
 
     def _step(self) -> None:
         """Choose a token for each answer and append it, of all answers that go on."""
@@ -459,6 +504,7 @@ class Worker:
         n_keep = min(job.request.n_keep, session.n_ctx - 2)
         try:
             session.remove(n_keep, n_keep + (session.n_ctx - n_keep) // 2)
+            slot.n_read = min(slot.n_read, n_keep)
         except ValueError as error:  # of a model whose layers keep no single tokens
             self._fail(slot, ApiError(400, str(error), code="failed"))
             return False
@@ -503,7 +549,7 @@ class Worker:
             self.counts.answer_steps += max(job.n_answer - 1, 0)
             n_token = len(job.prompt) + job.n_answer
             self.counts.most_tokens = max(self.counts.most_tokens, n_token)
-            slot.release()
+            self._release(slot)
         for piece in pieces:
             self._send(job, piece._replace(counts=taken))
         return None if answer.finished else token
@@ -522,7 +568,7 @@ class Worker:
         if slot.job is not None:
             self.counts.failed += 1
             self._send(slot.job, error)
-            slot.release()
+            self._release(slot)
 
 
 def _most_looked_at(slots: list[_Slot]) -> int | None:

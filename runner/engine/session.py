@@ -17,6 +17,7 @@ from tamis.engine.errors import ContextError
 from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
 from tamis.engine.memory_plan import checked_plans
+from tamis.engine.page_copies import page_bytes, read_pages, write_pages
 from tamis.engine.selected import Selected, selected
 from tamis.engine.session_file import SessionFile, SessionFileError
 from tamis.graph.audit import Audit
@@ -476,6 +477,75 @@ class Session(Generating):
         self._send_states()
         self._go_back()
         self.recall()
+
+    @property
+    def identity(self) -> bytes:
+        """What keys, values and states depend on beside tokens: weights, types, methods, devices.
+
+        A digest that is the same in every process that has opened the same file alike.
+        """
+        loaded = self._loaded
+        where = [place.kv_device for place in loaded.places]
+        text = repr([self._fingerprint(), tuple(self.kv_types), repr(self.selector), *where])
+        return hashlib.sha256(loaded.file.identity() + text.encode()).digest()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers are recurrent: what is appended then needs their state."""
+        return bool(self._states.shapes)
+
+    def pages(self, first: int, end: int) -> np.ndarray:
+        """Copies of pages first .. end - 1 of the KV cache, uint8 [n_page, bytes of a page].
+
+        Of all layers; what the last one has no positions for is 0. Raises KVFileError, MemoryError.
+        """
+        self._check_open()
+        assert 0 <= first < end <= -(-self.n_past // PAGE), "pages that are not held"
+        self._fetch_kv()
+        return read_pages(self._kv, self._loaded, first, min(end * PAGE, self.n_past))
+
+    def states(self) -> list[tuple[int, np.ndarray]]:
+        """Copies of the recurrent states, and after how many tokens each is: the live one last."""
+        self._check_open()
+        self._fetch_states()
+        found = [(n, values.copy()) for n, values in self._states.kept() if n < self.n_past]
+        if self._states.n_tokens == self.n_past and self.has_states:
+            found.append((self.n_past, self._states.live.copy()))
+        return found
+
+    def append_pages(
+        self, ids: Sequence[int], pages: Sequence[np.ndarray], state: np.ndarray | None = None
+    ) -> None:
+        """Append tokens whose KV cache is known: rows that `pages` of such a session gave.
+
+        The session must hold whole pages. state: of recurrent layers after the last token, where
+        the model has some. Nothing checks that the pages are of these tokens, which is the
+        caller's to know. Raises ValueError, ContextError, KVFileError, OutOfPagesError.
+        """
+        tokens, before = self._checked(ids).tolist(), self.n_past
+        n = before + len(tokens)
+        n_page, size = -(-len(tokens) // PAGE), page_bytes(self._loaded, self.kv_types)
+        if before % PAGE:
+            raise ValueError(f"the session holds {before} tokens, expected whole pages of {PAGE}")
+        if (found := [page.nbytes for page in pages]) != [size] * n_page:
+            raise ValueError(f"pages have {found} bytes, expected {n_page} of {size}")
+        if (state is not None) != self.has_states or (
+            state is not None and state.size != self._states.live.size
+        ):
+            raise ValueError("a state is needed where layers are recurrent, of their size")
+        self._fetch_kv()
+        try:
+            write_pages(self._kv, self._loaded, before // PAGE, n, pages)
+            self._send_kv()
+            self._tokens += tokens
+            if state is not None:
+                self._states.load(state, n)
+                self._send_states()
+            self.recall()
+        except BaseException:
+            self._wait()
+            self.truncate(before)
+            raise
 
     def recall(self) -> None:
         """Run the last tokens again for a method that learns from queries; few have any to run.

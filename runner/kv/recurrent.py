@@ -65,6 +65,10 @@ class RecurrentStates:
         """After how many tokens snapshots were taken, ascending."""
         return [snapshot.n_tokens for snapshot in self._snapshots]
 
+    def kept(self) -> list[tuple[int, np.ndarray]]:
+        """The snapshots, which stay its own, and after how many tokens each was taken."""
+        return [(snapshot.n_tokens, snapshot.values) for snapshot in self._snapshots]
+
     def view(self, layer: int, name: str) -> np.ndarray:
         """A state of a layer, float32, where kernels read and write it."""
         return self._views[StateKey(layer, name)]

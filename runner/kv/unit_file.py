@@ -16,7 +16,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.platform.memory import evict_file, read_at_random
 
-_CRC32C = KernelSpec(ops.CRC32C, ())
+CRC32C = KernelSpec(ops.CRC32C, ())
 MOST_BUFFERS = 1024  # of one call, as Linux has it
 
 
@@ -99,7 +99,7 @@ class Units:
     def __init__(self, file: KVFile, start: int, n_unit: int, size: int) -> None:
         self._file, self.start, self._size = file, start, size
         self.sums = np.zeros(n_unit, np.uint32)  # checksums
-        shared().load([_CRC32C])
+        shared().load([CRC32C])
 
     def write(self, first: int, pages: list[np.ndarray]) -> None:
         """Units first .. from pages, each uint8 [n, size]. Raises KVFileError."""
@@ -137,7 +137,7 @@ def checksums(memory: np.ndarray, rows: np.ndarray) -> np.ndarray:
     sums = np.zeros(len(rows), np.uint32)
     fields = memory.ctypes.data, rows.ctypes.data, sums.ctypes.data, len(rows), memory.shape[1]
     args = np.array([0, *fields], np.int64)  # 0: see layout.TURNS
-    shared().function(_CRC32C)(0, 1, args.ctypes.data)
+    shared().function(CRC32C)(0, 1, args.ctypes.data)
     return sums
 
 

@@ -128,8 +128,6 @@ class Server:
 
     def __init__(self, model: Model, settings: Settings, log: Log) -> None:
         self._model, self.settings, self.worker = model, settings, model.worker
-        keys = settings.access.keys
-        self._shared = len(keys) < 2 and not settings.isolate
         n_ctx, n_choices = model.loaded.n_ctx, settings.n_choices
         self.reader = Reader(model.text, model.name, Limits(n_ctx, n_choices), settings.usual)
         # Small requests are read beside the loop, one at a time; others by helper processes.
@@ -406,7 +404,13 @@ class Server:
         """Which other prompts a prompt may share pages with."""
         if self.settings.isolate:  # with the choices of its request
             return f"request {next(self._requests)}"
-        return json.dumps([SHARED if self._shared else owner, salt, *lora])
+        keys = self.settings.access.keys
+        # The key and not its number: files of the prompt cache outlive this server.
+        whose = SHARED
+        if keys:
+            assert isinstance(owner, int), "the guard lets nobody in without a key"
+            whose = hashlib.sha256(keys[owner].encode()).hexdigest()
+        return json.dumps([whose, salt, *lora])
 
     async def read(
         self,

@@ -30,20 +30,35 @@ def exposition(worker: Worker) -> str:
         ("jobs_cancelled_total", "counter", "of these, that nobody waited for", c.cancelled),
         ("jobs_refused_total", "counter", "that the full queue had no room for", c.refused),
         ("prompt_tokens_total", "counter", "tokens of prompts that were read", c.prompt_tokens),
-        ("cached_tokens_total", "counter", "... that a slot held already", c.cached_tokens),
+        ("cached_tokens_total", "counter", "... that were held already", c.cached_tokens),
         ("answer_tokens_total", "counter", "tokens of answers", c.answer_tokens),
         ("steps_total", "counter", "decode steps, of all answers at once", c.steps),
         ("busy_seconds_total", "counter", "time in which the model ran", c.busy_seconds),
+        *_cache(c),
         ("jobs_running", "gauge", "slots in use", worker.n_running),
         ("jobs_waiting", "gauge", "jobs without a slot", worker.n_waiting),
     ]
     lines = []
     for prefix, metrics in (("tamis_", found), ("llamacpp:", _llamacpp(worker))):
         for name, kind, text, value in metrics:
-            written = f"{value:.6g}" if kind == "gauge" else str(value)
+            written = f"{value:.6g}" if isinstance(value, float) else str(value)
             lines += [f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}"]
             lines.append(f"{prefix}{name} {written}")
     return "\n".join(lines) + "\n"
+
+
+def _cache(c: Counts) -> list[tuple[str, str, str, float]]:
+    """The metrics of the prompt cache."""
+    return [
+        ("cache_hits_total", "counter", "prompts that it had more of than slots", c.cache_hits),
+        ("cache_restored_tokens_total", "counter", "... tokens from it", c.restored_tokens),
+        ("cache_restored_bytes_total", "counter", "... bytes from it", c.cache_restored),
+        ("cache_kept_bytes_total", "counter", "bytes that it was given", c.cache_kept),
+        ("cache_evictions_total", "counter", "pages that it had no room for", c.cache_evicted),
+        ("cache_failures_total", "counter", "files not written, or damaged", c.cache_failed),
+        ("cache_ram_bytes", "gauge", "what it has in RAM", c.cache_ram),
+        ("cache_disk_bytes", "gauge", "what is in its folder", c.cache_disk),
+    ]
 
 
 def _llamacpp(worker: Worker) -> list[tuple[str, str, str, float]]:

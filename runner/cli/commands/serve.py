@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest body of a request (default: 4MiB)",
     )
+    _add_cache(parser)
     _add_answers(parser)
     _add_limits(parser)
     _add_models(parser)
@@ -125,6 +126,30 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--no-models-autoload",
         action="store_true",
         help="without -m: load a model only on a request to /models/load",
+    )
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """Where prompts are kept that slots no longer hold."""
+    parser.add_argument(
+        "--cache-ram",
+        type=common.cache_size,
+        metavar="SIZE",
+        help="memory for the prompt cache of a model: the KV cache of conversations that slots no "
+        "longer hold, which are then not read again; 0: none (default: a quarter of the memory "
+        "that is free after the start, or of what the model leaves of --memory)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="folder in which the prompt cache is also kept, for later starts and for other "
+        "servers of this user; it holds what clients wrote (default: none)",
+    )
+    parser.add_argument(
+        "--cache-disk",
+        type=common.size,
+        metavar="SIZE",
+        help="most disk space for --cache-dir (default: a quarter of what is free there)",
     )
 
 
@@ -375,6 +400,7 @@ class Source:
         self._adapters = common.adapter_files(arguments)
         if any(self._adapters) and arguments.model is None:
             raise UsageError("--lora and --control-vector are of one model: name that with -m")
+        self._cache = _cache_sizes(arguments)
         self._template = _template(arguments.chat_template_file, arguments.chat_template)
         self._progress: common.Progress | None = common.Progress()
         self._draft: list[Any] | None = None
@@ -435,7 +461,7 @@ class Source:
         rope = None if self._rope is None else asdict(self._rope)
         how = (
             *(given.threads, rope, self._where, session, given.parallel),
-            *(self._adapters, self._draft),
+            *(self._adapters, self._draft, self._cache),
         )
         start = Start(offer.path, identity(offer.path), *how)
         return Supervisor(
@@ -515,6 +541,21 @@ def _template(path: str | None, text: str | None) -> str | None:
         names = ", ".join(sorted(NAMED))
         raise UsageError(f"--chat-template {text} is no template and no name of one: {names}")
     return found
+
+
+def _cache_sizes(arguments: argparse.Namespace) -> Any:
+    """Sizes of the prompt cache, None for none. Raises UsageError."""
+    from tamis.bindings.serve.supervisor import CacheSizes
+
+    folder = arguments.cache_dir
+    if arguments.cache_disk is not None and folder is None:
+        raise UsageError("--cache-disk is the space of --cache-dir: name that folder too")
+    if arguments.isolate:  # no request has anything of another one's
+        if folder is not None or arguments.cache_ram:
+            raise UsageError("--isolate keeps no prompts: leave out --cache-ram and --cache-dir")
+        return None
+    path = None if folder is None else str(Path(folder).absolute())
+    return CacheSizes(arguments.cache_ram, path, arguments.cache_disk, arguments.memory)
 
 
 def _folder(path: str | None) -> Path | None:

@@ -98,6 +98,14 @@ def size(text: str) -> int:
     return int(n)
 
 
+def cache_size(text: str) -> int:
+    """An argument that is a size of at least 1 MiB, or 0 for none."""
+    n = 0 if text.strip() == "0" else size(text)
+    if 0 < n < 1 << 20:  # llama.cpp's flag of this name counts MiB
+        raise argparse.ArgumentTypeError(f"{text!r} is {n} bytes: write {n}MiB, or 0 for none")
+    return n
+
+
 def _whole(text: str, least: int) -> int:
     try:
         value = int(text)

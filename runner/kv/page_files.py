@@ -1,0 +1,233 @@
+"""Pages of prompts in files of a folder, which processes share and which outlive them.
+
+A file holds a record, by a name that is a hash of what the record depends on. It is written whole or
+not at all, and never changed. Its time of change is that at which it is due (see
+engine/prompt_cache): where the folder is full, those that are due first go. A thread writes, so that
+nobody waits for the disk; what cannot be written or read is a record that is not there.
+"""
+
+import contextlib
+import os
+import queue
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tamis.jit_kernels.compile.library import shared
+from tamis.kv.unit_file import CRC32C, checksums
+from tamis.platform.private_files import open_private, private_folder, write_whole
+
+_MAGIC = b"TAMISPG1"
+_HEAD = struct.Struct("<8s32sQQQ")  # magic, name, bytes of tokens, data and state
+_SUM = struct.Struct("<I")  # CRC-32C of all before it
+_END = ".page"
+MOST_WAITING = 256 << 20  # bytes that wait to be written; beyond, records are not
+ROOM = 16  # where a folder is full, a part of it this small is emptied
+MOST_RECORD = 1 << 34  # bytes: no file is larger
+
+
+class Record(NamedTuple):
+    """A page of a prompt, or what is left of it after its last whole page."""
+
+    tokens: np.ndarray  # int32: of what is left; none of a whole page
+    data: np.ndarray  # uint8: keys and values of a page of all layers
+    state: np.ndarray  # uint8: of recurrent layers, after `tokens`; may be empty
+
+    @property
+    def n_byte(self) -> int:
+        """Bytes of all of it."""
+        return self.tokens.nbytes + self.data.nbytes + self.state.nbytes
+
+
+class PageFiles:
+    """Records by their names of 32 bytes, at most n_byte bytes of them.
+
+    The folder is this user's alone. Its calls are of one thread. Raises OSError where there is no
+    such folder and none can be made.
+    """
+
+    def __init__(self, folder: Path, n_byte: int) -> None:
+        self.folder, self.n_byte = private_folder(folder), n_byte
+        self.n_evicted = self.n_failed = 0
+        self.held = 0  # bytes in the folder, as of the last look and what was written since
+        self._since = 0  # bytes written since that look
+        self._waiting: dict[bytes, Record] = {}
+        self._n_waiting = 0  # bytes
+        self._lock = threading.Lock()
+        self._todo = queue.Queue[tuple[str, bytes, float] | None]()
+        shared().load([CRC32C])
+        self._thread = threading.Thread(target=self._run, name="tamis-pages", daemon=True)
+        self._thread.start()
+
+    def has(self, name: bytes) -> bool:
+        """Whether there is such a record."""
+        return name in self._waiting or self._path(name).is_file()
+
+    def read(self, name: bytes) -> Record | None:
+        """The record; None where there is none, or its file is damaged, which removes it."""
+        with self._lock:
+            if (found := self._waiting.get(name)) is not None:
+                return found
+        path = self._path(name)
+        try:
+            with open_private(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                data = np.empty(min(size, MOST_RECORD), np.uint8)
+                n_read = file.readinto(data.data)
+        except (OSError, MemoryError):
+            return None
+        record = _unpacked(name, data[:n_read])
+        if record is None:
+            self.n_failed += 1
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return record
+
+    def write(self, name: bytes, record: Record, due: float) -> None:
+        """Have a record written that is worth keeping until `due`, in seconds since 1970.
+
+        Where more than MOST_WAITING bytes wait already it is not: the disk is slow, or hangs.
+        """
+        with self._lock:
+            if self._n_waiting + record.n_byte > MOST_WAITING or record.n_byte > self.n_byte:
+                self.n_failed += 1
+                return
+            if (older := self._waiting.pop(name, None)) is not None:
+                self._n_waiting -= older.n_byte
+            self._waiting[name] = record
+            self._n_waiting += record.n_byte
+        self._todo.put(("write", name, due))
+
+    def touch(self, name: bytes, due: float) -> None:
+        """Have a record kept until `due` at least."""
+        self._todo.put(("touch", name, due))
+
+    def remove(self, name: bytes) -> None:
+        """Have a record removed."""
+        self._todo.put(("remove", name, 0.0))
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is done that was asked for; whether it is."""
+        with self._todo.all_tasks_done:
+            return self._todo.all_tasks_done.wait_for(
+                lambda: not self._todo.unfinished_tasks, seconds
+            )
+
+    def close(self, seconds: float = 10.0) -> None:
+        """End the thread once all is done, or after some seconds."""
+        self.flush(seconds)
+        self._todo.put(None)
+        self._thread.join(1.0)
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._make_room()
+        for action, name, due in iter(self._todo.get, None):
+            try:
+                if action == "write":
+                    self._write(name, due)
+                elif action == "touch":
+                    self._touch(name, due)
+                else:
+                    self._path(name).unlink(missing_ok=True)
+            except (OSError, MemoryError):
+                self.n_failed += action == "write"
+            finally:
+                self._todo.task_done()
+
+    def _write(self, name: bytes, due: float) -> None:
+        with self._lock:
+            record = self._waiting.get(name)
+        if record is None:  # another one of this name was written meanwhile
+            return
+        try:
+            path = self._path(name)
+            data = _packed(name, record)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with write_whole(path, durable=False) as file:
+                file.write(data)
+            os.utime(path, (due, due))
+            self.held += len(data)
+            self._since += len(data)
+        finally:
+            with self._lock:
+                if self._waiting.get(name) is record:
+                    del self._waiting[name]
+                    self._n_waiting -= record.n_byte
+        # Other processes write, too: a look now and then counts what they have written.
+        if self.held > self.n_byte or self._since > self.n_byte // ROOM:
+            self._make_room()
+
+    def _touch(self, name: bytes, due: float) -> None:
+        path = self._path(name)
+        if path.stat().st_mtime < due:
+            os.utime(path, (due, due))
+
+    def _make_room(self) -> None:
+        """Remove the files that are due first where there are too many bytes."""
+        found = sorted(self._files())
+        self.held, self._since = sum(size for _, size, _ in found), 0
+        if self.held <= self.n_byte:
+            return
+        for _, size, path in found:
+            if self.held <= self.n_byte - self.n_byte // ROOM:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                self.n_evicted += 1
+            self.held -= size
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """When each file is due, its bytes and its path."""
+        for part in _entries(self.folder):
+            for entry in _entries(part.path):
+                if entry.name.endswith(_END):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime, status.st_size, entry.path
+
+    def _path(self, name: bytes) -> Path:
+        text = name.hex()
+        return self.folder / text[:2] / (text[2:] + _END)
+
+
+def _entries(folder: str | Path) -> Sequence[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def _packed(name: bytes, record: Record) -> memoryview:
+    """A file's bytes."""
+    parts = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in record]
+    head = _HEAD.pack(_MAGIC, name, *(part.nbytes for part in parts))
+    data = np.concatenate([np.frombuffer(head, np.uint8), *parts, np.zeros(_SUM.size, np.uint8)])
+    _SUM.pack_into(data.data, len(data) - _SUM.size, _sum(data))
+    return data.data
+
+
+def _unpacked(name: bytes, data: np.ndarray) -> Record | None:
+    """What `_packed` made these bytes of; None where it did not, or under another name."""
+    if len(data) < _HEAD.size + _SUM.size:
+        return None
+    magic, written, n_token, n_data, n_state = _HEAD.unpack_from(data.data)
+    at = np.cumsum([_HEAD.size, n_token, n_data, n_state]).tolist()
+    if magic != _MAGIC or written != name or n_token % 4 or at[-1] + _SUM.size != len(data):
+        return None
+    if _SUM.unpack_from(data.data, at[-1]) != (_sum(data),):
+        return None
+    tokens, pages, state = (data[a:b] for a, b in zip(at[:-1], at[1:], strict=True))
+    return Record(tokens.copy().view(np.int32), pages, state)
+
+
+def _sum(data: np.ndarray) -> int:
+    """The CRC-32C of all but the last four bytes."""
+    body = data[: -_SUM.size]
+    return int(checksums(body.reshape(1, -1), np.zeros(1, np.int64))[0])
