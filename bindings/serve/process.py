@@ -133,8 +133,8 @@ def _cache(start: Start, engine: Engine, sessions: Sequence[Session]) -> PromptC
 def _plan_bytes(engine: Engine, sessions: Sequence[Session]) -> int:
     """Bytes of memory that weights and slots take."""
     one = sessions[0]
-    limits = {"kv_ram": one.kv_ram, "kv_vram": one.kv_vram}
-    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, *one.kv_types, **limits)
+    k, v = one.kv_types
+    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, k, v, kv_ram=one.kv_ram, kv_vram=one.kv_vram)
     return plan.weights + len(sessions) * (plan.kv + plan.workspace)
 
 

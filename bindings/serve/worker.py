@@ -346,8 +346,7 @@ class Worker:
         if n <= slot.n_read:
             slot.n_read = WHOLE
             if self._cache is not None:
-                most = job.prompt[:-1]  # the last token runs again
-                self._cache.extend(slot.session, most, job.scope, least=WORTH_SHARING)
+                self._cache.extend(slot.session, job.prompt, job.scope, least=WORTH_SHARING)
         return slot
 
     def _adapt(self, slot: _Slot, job: Job) -> None:

@@ -10,8 +10,8 @@ states of recurrent layers, which a sequence with such layers can go on from onl
 What goes first where there is no room: each page is due at the time at which a conversation that
 has it was last used, later by a second for each token of that conversation, of a day's at most. A
 conversation's pages are due together, its last pages first. So conversations go as a whole, the one
-unused longest first; and one that is n tokens longer than others stays while they go in the n seconds
-after its use, however many they are: reading it again would take longer.
+unused longest first; and one that is n tokens longer than others stays while they go in the n
+seconds after its use, however many they are: reading it again would take longer.
 """
 
 import hashlib
@@ -119,15 +119,16 @@ class PromptCache:
     def extend(
         self, session: Session, ids: Sequence[int], scope: str = "", *, least: int = 1
     ) -> int:
-        """Append what is kept of a prompt's first tokens, which begins with what a session holds.
+        """Append what is kept of a prompt, which begins with what a session holds, to the session.
 
-        Nothing where that is fewer than `least` tokens. Returns how many tokens the session holds
-        then. Raises KVFileError where its own KV cache is in a file that fails.
+        Never the prompt's last token, whose logits are needed, and nothing where it is fewer than
+        `least` tokens. Returns how many tokens the session holds then. Raises KVFileError where its
+        own KV cache is in a file that fails.
         """
         held, tokens = session.n_past, np.asarray(ids, np.int32)
-        root = self._root(session, scope)
-        found = self._find(root, tokens, states=session.has_states)
-        n_tokens = min(found.n_tokens, session.n_ctx)
+        root, states = self._root(session, scope), session.has_states
+        found = self._find(root, tokens[:-1] if states else tokens, states=states)
+        n_tokens = min(found.n_tokens, session.n_ctx, len(tokens) - 1)
         if n_tokens < held + least:
             return held
         # To truncate recurrent layers computes tokens again, but for all.
@@ -162,7 +163,8 @@ class PromptCache:
         """Drop what is kept of a session's sequence; others read again what they share of it."""
         root = self._root(session, scope)
         names = _chain(root, np.asarray(session.tokens, np.int32))
-        for name in [*names, *map(_end_of, [root, *names])]:
+        nodes = [root, *names]
+        for name in [*names, *map(_end_of, nodes), *map(_state_of, nodes)]:
             self._drop(name)
             if self._files is not None:
                 self._files.remove(name)
@@ -188,18 +190,18 @@ class PromptCache:
             if not self._has(name):
                 break
             names.append(name)
+        nodes = [root, *names]
+        if not states:
+            end = self._get(_end_of(nodes[-1]))
+            n = 0 if end is None else _n_same(end.tokens, tokens[len(names) * PAGE :])
+            return _Found(names, end, len(names) * PAGE + n)
         for n in range(len(names), -1, -1):
             rest: np.ndarray = tokens[n * PAGE :]
-            end = self._get(_end_of(names[n - 1] if n else root))
-            if end is not None and bool(len(end.state)) == states:
-                own = end.tokens
-                same = np.flatnonzero(own[: len(rest)] != rest[: len(own)])
-                n_same = int(same[0]) if len(same) else min(len(own), len(rest))
-                if not states or n_same == len(own):
-                    return _Found(names[:n], end, n * PAGE + n_same)
-            if not states:
-                break
-        return _Found(names, None, 0 if states else len(names) * PAGE)
+            for name in (_end_of(nodes[n]), _state_of(nodes[n])):
+                end = self._get(name)
+                if end is not None and _n_same(end.tokens, rest) == len(end.tokens):
+                    return _Found(names[:n], end, n * PAGE + len(end.tokens))
+        return _Found(names, None, 0)
 
     def _read(self, found: _Found, first: int, n_page: int) -> list[Record]:
         """The records of pages first .. n_page - 1, as far as they can be read."""
@@ -263,7 +265,8 @@ class PromptCache:
     ) -> None:
         """Keep the end of a sequence's first tokens. nodes: the names of pages, after the root."""
         n = len(tokens) // PAGE
-        rest, name = tokens[n * PAGE :], _end_of(nodes[n])
+        rest = tokens[n * PAGE :]
+        name = _end_of(nodes[n]) if len(rest) else _state_of(nodes[n])
         known = self._records.get(name)
         same = known is not None and np.array_equal(known.tokens, rest)
         if same or not (len(rest) or len(state)):
@@ -292,6 +295,18 @@ def _chain(root: bytes, tokens: np.ndarray) -> list[bytes]:
     return found
 
 
+def _n_same(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two sequences begin with alike."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
 def _end_of(name: bytes) -> bytes:
-    """The name of the end that comes after a page."""
+    """The name of what is left of a sequence after a page."""
     return _digest(name + b"end")
+
+
+def _state_of(name: bytes) -> bytes:
+    """The name of the states of recurrent layers right after a page: an end without tokens."""
+    return _digest(name + b"state")

@@ -535,6 +535,7 @@ class Session(Generating):
             raise ValueError("a state is needed where layers are recurrent, of their size")
         self._fetch_kv()
         try:
+            self._kv.reserve(before, n)  # where no layer has keys, too
             write_pages(self._kv, self._loaded, before // PAGE, n, pages)
             self._send_kv()
             self._tokens += tokens
@@ -621,6 +622,7 @@ class Session(Generating):
                     raise saved.error("has recurrent states that are not numbers")
             arrays = saved.arrays(sizes + states)
             with self._restoring():
+                self._kv.reserve(0, len(tokens))  # where no layer has keys, too
                 for layer in range(len(own)):
                     both = rows[2 * layer : 2 * layer + 2]
                     k, v = (np.ndarray(shape, row, next(arrays)) for shape, row in both)

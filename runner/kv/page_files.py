@@ -1,9 +1,9 @@
 """Pages of prompts in files of a folder, which processes share and which outlive them.
 
-A file holds a record, by a name that is a hash of what the record depends on. It is written whole or
-not at all, and never changed. Its time of change is that at which it is due (see
-engine/prompt_cache): where the folder is full, those that are due first go. A thread writes, so that
-nobody waits for the disk; what cannot be written or read is a record that is not there.
+A file holds a record, by a name that is a hash of what the record depends on. It is written whole
+or not at all, and never changed. Its time of change is that at which it is due (see
+engine/prompt_cache): where the folder is full, those that are due first go. A thread writes, so
+that nobody waits for the disk; what cannot be written or read is a record that is not there.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import queue
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,12 +76,10 @@ class PageFiles:
         path = self._path(name)
         try:
             with open_private(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                data = np.empty(min(size, MOST_RECORD), np.uint8)
-                n_read = file.readinto(data.data)
+                data = np.frombuffer(bytearray(file.read(MOST_RECORD)), np.uint8)
         except (OSError, MemoryError):
             return None
-        record = _unpacked(name, data[:n_read])
+        record = _unpacked(name, data)
         if record is None:
             self.n_failed += 1
             with contextlib.suppress(OSError):
@@ -107,8 +106,12 @@ class PageFiles:
         self._todo.put(("touch", name, due))
 
     def remove(self, name: bytes) -> None:
-        """Have a record removed."""
-        self._todo.put(("remove", name, 0.0))
+        """Remove a record, also one that waits or is being written."""
+        with self._lock:
+            if (found := self._waiting.pop(name, None)) is not None:
+                self._n_waiting -= found.n_byte
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
 
     def flush(self, seconds: float) -> bool:
         """Wait until all is done that was asked for; whether it is."""
@@ -131,10 +134,8 @@ class PageFiles:
             try:
                 if action == "write":
                     self._write(name, due)
-                elif action == "touch":
-                    self._touch(name, due)
                 else:
-                    self._path(name).unlink(missing_ok=True)
+                    self._touch(name, due)
             except (OSError, MemoryError):
                 self.n_failed += action == "write"
             finally:
@@ -143,7 +144,7 @@ class PageFiles:
     def _write(self, name: bytes, due: float) -> None:
         with self._lock:
             record = self._waiting.get(name)
-        if record is None:  # another one of this name was written meanwhile
+        if record is None:  # it was removed, or another one of its name was written
             return
         try:
             path = self._path(name)
@@ -151,14 +152,18 @@ class PageFiles:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with write_whole(path, durable=False) as file:
                 file.write(data)
-            os.utime(path, (due, due))
+                file.flush()
+                os.utime(file.fileno(), (due, due))
             self.held += len(data)
             self._since += len(data)
         finally:
             with self._lock:
-                if self._waiting.get(name) is record:
+                stays = self._waiting.get(name) is record
+                if stays:
                     del self._waiting[name]
                     self._n_waiting -= record.n_byte
+        if not stays:  # removed meanwhile; a newer one of its name is written next
+            path.unlink(missing_ok=True)
         # Other processes write, too: a look now and then counts what they have written.
         if self.held > self.n_byte or self._since > self.n_byte // ROOM:
             self._make_room()
@@ -223,7 +228,7 @@ def _unpacked(name: bytes, data: np.ndarray) -> Record | None:
         return None
     if _SUM.unpack_from(data.data, at[-1]) != (_sum(data),):
         return None
-    tokens, pages, state = (data[a:b] for a, b in zip(at[:-1], at[1:], strict=True))
+    tokens, pages, state = (data[a:b] for a, b in pairwise(at))
     return Record(tokens.copy().view(np.int32), pages, state)
 
 

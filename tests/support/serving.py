@@ -24,7 +24,8 @@ from tamis.bindings.serve.text import TextModel
 class ThreadProcess:
     """Stands in for supervisor.ModelProcess."""
 
-    def __init__(self, engine, sessions, prepare=lambda runner: None):
+    def __init__(self, engine, sessions, prepare=lambda runner: None, cache=None):
+        self.cache = cache
         self.channel, self.far = socket.socketpair()
         self._thread = threading.Thread(
             target=self._run, args=(self.far, engine, sessions, prepare)
@@ -33,7 +34,7 @@ class ThreadProcess:
 
     def _run(self, channel, engine, sessions, prepare):
         with channel:
-            self.runner = process.loaded(channel, engine, sessions)
+            self.runner = process.loaded(channel, engine, sessions, cache=self.cache)
             prepare(self.runner._worker)
             self.runner.run()
             self.runner._worker.join()
@@ -52,9 +53,15 @@ class ThreadProcess:
         return "was ended by signal 11 (SIGSEGV)"
 
 
-def local_model(engine, sessions, n_queue=64, n_owner=1, prepare=lambda worker: None, **how):
+def local_model(
+    engine, sessions, n_queue=64, n_owner=1, prepare=lambda worker: None, cache=None, **how
+):
     """The model of an engine."""
-    worker = Supervisor(lambda: ThreadProcess(engine, sessions, prepare), n_queue, n_owner, **how)
+
+    def start():
+        return ThreadProcess(engine, sessions, prepare, cache)
+
+    worker = Supervisor(start, n_queue, n_owner, **how)
     loaded = worker.wait()
     text = TextModel(engine.vocab, engine.tokenizer, loaded.n_ctx)
     return Model("tiny", str(engine.path.absolute()), text, loaded, worker)
