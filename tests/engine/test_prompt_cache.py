@@ -228,6 +228,19 @@ def test_what_is_forgotten_is_gone_from_the_disk_too(engine, tmp_path):
     assert cache.ram_bytes == 0
 
 
+def test_a_page_after_another_page_is_another_page(engine):
+    cache, session = PromptCache.open(MIB), opened(engine)
+    one, two, same, rest = (ids_of(PAGE, i) for i in range(4))
+    for prompt in ([*one, *same], [*two, *rest]):
+        read(session, prompt)
+        cache.keep(session)
+    prompt = [*two, *same, *rest]
+    logits = read(opened(engine), prompt)
+    session.truncate(0)
+    assert cache.extend(session, prompt) == PAGE
+    check_close(session.prefill(prompt[PAGE:]), logits)
+
+
 # ---- room ----------------------------------------------------------------------------
 def test_a_prefix_that_is_shared_is_kept_once(engine):
     cache, session, head = PromptCache.open(MIB), opened(engine), ids_of(256)

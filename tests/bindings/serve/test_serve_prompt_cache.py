@@ -17,6 +17,7 @@ from tamis.bindings.serve.http.guard import Access
 from tamis.bindings.serve.jobs import Keeping, Kept
 from tamis.bindings.serve.worker import Completion, Worker
 from tamis.engine.prompt_cache import PromptCache
+from tamis.jit_kernels.contract.types import PAGE
 from tamis.sampling.chain import Sampler, SamplerParams
 
 N_CTX, MIB = 512, 1 << 20
@@ -86,6 +87,11 @@ class Client(threading.Thread):
         self.draw, self.found, self.failed = random.Random(seed), [], None
         head = words(engine, 70, random.Random(7))  # a prefix that all clients have
         self.texts = [head + words(engine, 60 + 40 * i, self.draw) for i in range(4)]
+        # Pages that all clients have, each in an order of its own: a page's keys are of what is
+        # before it.
+        blocks = [words(engine, PAGE, random.Random(i)) for i in range(3)]
+        for _ in range(2):
+            self.texts.append([word for block in self.draw.sample(blocks, 3) for word in block])
 
     def run(self):
         try:
