@@ -41,9 +41,8 @@ def exposition(worker: Worker) -> str:
     lines = []
     for prefix, metrics in (("tamis_", found), ("llamacpp:", _llamacpp(worker))):
         for name, kind, text, value in metrics:
-            written = f"{value:.6g}" if isinstance(value, float) else str(value)
             lines += [f"# HELP {prefix}{name} {text}", f"# TYPE {prefix}{name} {kind}"]
-            lines.append(f"{prefix}{name} {written}")
+            lines.append(f"{prefix}{name} {value}")
     return "\n".join(lines) + "\n"
 
 
