@@ -361,7 +361,7 @@ class Worker:
     def _keep_file(self, slot: _Slot, job: Keeping) -> None:
         """Do what is asked of a slot's sequence. Raises OSError, SessionFileError, ContextError."""
         if job.action == "erase" and self._cache is not None:
-            self._cache.forget(slot.session, slot.scope)
+            self._cache.evict(slot.session, slot.scope)
         self._send(job, _kept(job, slot.session))
         slot.scope = job.scope
         if job.action != "save":

@@ -159,7 +159,7 @@ class PromptCache:
         self._make_room()
         return n_tokens
 
-    def forget(self, session: Session, scope: str = "") -> None:
+    def evict(self, session: Session, scope: str = "") -> None:
         """Drop what is kept of a session's sequence; others read again what they share of it."""
         root = self._root(session, scope)
         names = _chain(root, np.asarray(session.tokens, np.int32))
@@ -303,7 +303,7 @@ def _n_same(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _end_of(name: bytes) -> bytes:
-    """The name of what is left of a sequence after a page."""
+    """The name of the remainder of a sequence after a page."""
     return _digest(name + b"end")
 
 

@@ -32,10 +32,10 @@ MOST_RECORD = 1 << 34  # bytes: no file is larger
 
 
 class Record(NamedTuple):
-    """A page of a prompt, or what is left of it after its last whole page."""
+    """A page of a prompt, or the remainder after its last whole page."""
 
-    tokens: np.ndarray  # int32: of what is left; none of a whole page
-    data: np.ndarray  # uint8: keys and values of a page of all layers
+    tokens: np.ndarray  # int32: of the remainder; none of a whole page
+    data: np.ndarray  # uint8: the KV cache of a page of all layers
     state: np.ndarray  # uint8: of recurrent layers, after `tokens`; may be empty
 
     @property

@@ -217,11 +217,11 @@ def test_adapters_share_nothing(engine, tmp_path):
         assert cache.extend(session, ids) == 199
 
 
-def test_what_is_forgotten_is_gone_from_the_disk_too(engine, tmp_path):
+def test_what_is_evicted_is_gone_from_the_disk_too(engine, tmp_path):
     cache, session, ids = PromptCache.open(MIB, tmp_path, MIB), opened(engine), ids_of(200)
     read(session, ids)
     cache.keep(session)
-    cache.forget(session)
+    cache.evict(session)
     assert cache._files.flush(10)
     assert not list(tmp_path.rglob("*.page"))
     assert cache.extend(opened(engine), ids) == 0

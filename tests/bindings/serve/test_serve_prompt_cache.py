@@ -237,7 +237,7 @@ def test_a_sequence_of_a_file_is_not_kept_as_if_it_were_read(engine, tmp_path):
     end(worker)
 
 
-def test_an_erased_slot_is_forgotten(engine, tmp_path):
+def test_an_erased_slot_is_evicted(engine, tmp_path):
     cache = PromptCache.open(MIB, tmp_path, 16 * MIB)
     worker, text = make_worker(engine, 1, cache), words(engine, 200, random.Random(11))
     run(worker, engine, text)
