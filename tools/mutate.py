@@ -3,9 +3,10 @@
 `python -m tamis.tools.mutate runner/kv bindings/serve/http/guard.py` chooses --count faults of each
 folder or file named (a comparison, a condition, a number off by one, a statement or `raise` less),
 runs for each the tests that reach its line, the quickest first, and stops at the first that fails.
-All happens in a copy of the tree below --state; the checkout is never touched. A run started
-again goes on where it was: what tests reach is recorded once for each file of tests, and a fault
-that is killed stays so until --fresh. --again plants the survivors once more, for new tests.
+The current folder is the checkout; all happens in a copy of it below --state, and the checkout is
+never touched. A run started again goes on where it was: what tests reach is recorded once for each
+file of tests, and a fault that is killed stays so until --fresh. --again plants the survivors once
+more, for new tests.
 """
 
 import argparse
@@ -24,7 +25,6 @@ from typing import Any
 from tamis.tools.mutate_edits import Fault, compiles, faults_of
 from tamis.tools.mutate_plugin import KILLED, LATE, SURVIVED, digest
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
     "runner/kv", "runner/engine", "runner/select", "runner/sampling", "runner/text",
     "bindings/serve", "formats",
@@ -89,7 +89,7 @@ class Run:
         self._slow = slow
         (self.state / "records").mkdir(parents=True, exist_ok=True)
         (self.state / "models").mkdir(exist_ok=True)
-        copied(ROOT, self.tree)
+        copied(Path.cwd(), self.tree)
         self.view = f"{self.tree / '.cache' / 'typed' / 'tamis'}/"
         self._names = {file: self._name(file) for file in self._files(tests)}
 
@@ -275,10 +275,12 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=["tests"], help="files and folders of tests")
     parser.add_argument("--slow", action="store_true", help="slow tests, too")
     parser.add_argument("--seconds", type=float, default=20, help="of tests for a fault")
-    parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "mutate")
+    parser.add_argument("--state", type=Path, default=Path(".cache/mutate"))
     parser.add_argument("--fresh", action="store_true", help="drop results and records")
     parser.add_argument("--again", action="store_true", help="plant survivors again")
     given = parser.parse_args()
+    if not Path("runner/__init__.py").exists():
+        parser.error(f"{Path.cwd()} is no checkout of tamis: run this in its root folder")
     if given.fresh:
         shutil.rmtree(given.state, ignore_errors=True)
     run = Run(given.state, given.tests, given.slow)

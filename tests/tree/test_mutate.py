@@ -134,6 +134,7 @@ def test_faults_are_planted_in_a_copy_and_what_survives_is_printed(root, tmp_pat
             command, capture_output=True, text=True, check=False, cwd=root, env=env
         )
         assert done.returncode in (0, 1), done.stderr
+        assert done.stdout, done.stderr
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1], "what was planted is not planted again"
     assert f"| `{file}` | 8 |" in outputs[0]
@@ -141,3 +142,11 @@ def test_faults_are_planted_in_a_copy_and_what_survives_is_printed(root, tmp_pat
     assert results.count("\n") == 8
     assert '"killed"' in results
     assert (root / file).read_bytes() == before
+
+
+def test_another_folder_than_a_checkout_is_refused(tmp_path):
+    command = [sys.executable, "-m", "tamis.tools.mutate", "formats"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is no checkout of tamis" in done.stderr
+    assert not any(tmp_path.iterdir())
