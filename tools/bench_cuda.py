@@ -16,7 +16,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from tamis.graph.attention import n_split
-from tamis.jit_kernels.backends.cuda import CudaBackend, CudaProgram
+from tamis.jit_kernels.backends.cuda import CudaBackend
+from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros

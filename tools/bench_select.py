@@ -27,7 +27,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tamis.jit_kernels.backends.cuda import CudaBackend, CudaProgram
+from tamis.jit_kernels.backends.cuda import CudaBackend
+from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
 from tamis.select.base import Recording, Rows, SelectorShape

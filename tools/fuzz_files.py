@@ -11,7 +11,6 @@ import random
 import struct
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.jit_kernels.compile.shipped import Shipped, ShippedError, write_shipped
 from tamis.model.prepared import Checking, Prepared
 from tamis.text.chat_template import ChatTemplate, PromptError
+from tamis.tools.fuzz_model import SHAPE, engine, folder, model
 from tamis.tools.page_markdown import PageMarkdown, available, shown
 
 SPANS = [(0, 5000), (5056, 9000)]  # of prepared matrices
@@ -94,39 +94,23 @@ TAGS = (
 )
 
 
-def _folder() -> Path:
-    from tamis.tools import fuzz_targets
-
-    return fuzz_targets.folder()
-
-
-def _model() -> Path:
-    from tamis.tools import fuzz_targets
-
-    return fuzz_targets.model()
-
-
 def adapter(data: bytes) -> None:
     """A LoRA adapter, and a session of the model with it."""
-    from tamis.tools import fuzz_targets
-
-    path = _folder() / "lora.gguf"
+    path = folder() / "lora.gguf"
     path.write_bytes(data)
     with contextlib.suppress(GGUFError, AdapterError, ValueError, MemoryError):
         found = AdapterFiles(loras=((str(path), 1.0),)).load()
-        session = fuzz_targets.engine().session(64, 16, adapters=found)
+        session = engine().session(64, 16, adapters=found)
         session.prefill([3, 4])
 
 
 def control(data: bytes) -> None:
     """A control vector, and a session of the model with it."""
-    from tamis.tools import fuzz_targets
-
-    path = _folder() / "control.gguf"
+    path = folder() / "control.gguf"
     path.write_bytes(data)
     with contextlib.suppress(GGUFError, AdapterError, ValueError, MemoryError):
         found = AdapterFiles(control=((str(path), 1.0),)).load()
-        session = fuzz_targets.engine().session(64, 16, adapters=found)
+        session = engine().session(64, 16, adapters=found)
         session.prefill([3, 4])
 
 
@@ -153,7 +137,7 @@ def prepared(data: bytes) -> None:
 
 @functools.cache
 def _prepared() -> tuple[Prepared, bytes]:
-    own = _folder() / "prepared"
+    own = folder() / "prepared"
     own.mkdir(mode=0o700, exist_ok=True)
     file = Prepared.of(own, b"a", SPANS, 1 << 30, "m.gguf")
     assert file.write(_memory(), threading.Event())
@@ -177,7 +161,7 @@ def _strips() -> np.ndarray:
 def batch(data: bytes) -> None:
     """A file of requests, and one of answers: refused untouched, or only its own last line cut."""
     list(items(io.BytesIO(data)))
-    path = _folder() / "answers"
+    path = folder() / "answers"
     for retry in (False, True):
         path.write_bytes(data)
         try:
@@ -211,7 +195,7 @@ def _page() -> PageMarkdown:
 def shipped(data: bytes) -> None:
     """Kernels that come with a release, tampered with: the right bytes or an error."""
     code, whole = _code()
-    path = _folder() / "kernels"
+    path = folder() / "kernels"
     at = int.from_bytes(data[:3], "little") % len(whole)
     part = data[3:]
     path.write_bytes(whole[:at] + part + whole[at + len(part) :] if data else whole)
@@ -226,7 +210,7 @@ def shipped(data: bytes) -> None:
 
 @functools.cache
 def _code() -> tuple[dict[str, bytes], bytes]:
-    path, source = _folder() / "whole", random.Random(0)
+    path, source = folder() / "whole", random.Random(0)
     code = {f"k{i}": source.randbytes(40 * i + 1) * 3 for i in range(40)}
     write_shipped(path, code, sources="s", compiler="c", block=4096)
     return code, path.read_bytes()
@@ -270,7 +254,7 @@ def _gguf(metadata: dict[str, str | float], tensors: dict[str, np.ndarray]) -> b
 
 
 def _adapter_seed() -> bytes:
-    with GGUFFile(_model()) as file:
+    with GGUFFile(model()) as file:
         info = file.tensors["blk.0.attn_q.weight"]
         arch = str(file.metadata["general.architecture"])
     n_in, n_out = info.shape
@@ -281,9 +265,7 @@ def _adapter_seed() -> bytes:
 
 
 def _control_seed() -> bytes:
-    from tamis.tools import fuzz_targets
-
-    rows = {"direction.1": np.ones(fuzz_targets.SHAPE.n_embd, "f4")}
+    rows = {"direction.1": np.ones(SHAPE.n_embd, "f4")}
     return _gguf({"general.architecture": "controlvector"}, rows)
 
 

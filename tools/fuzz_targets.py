@@ -10,10 +10,8 @@ import dataclasses
 import functools
 import json
 import random
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from tamis.arch.load import ArchError
 from tamis.bindings.drop_in.caches import LlamaDiskCache, LlamaState
 from tamis.engine import session_file
 from tamis.engine.engine import Engine
-from tamis.engine.session import Session, SessionFileError
+from tamis.engine.session import SessionFileError
 from tamis.formats.dequant import dequantize
 from tamis.formats.documents import DocumentError, html_text, read_document
 from tamis.formats.gguf import GGUFError, GGUFFile
@@ -47,13 +45,11 @@ from tamis.text.chat_template import ChatTemplate, PromptError
 from tamis.text.tokenizer import TokenizerError
 from tamis.text.tool_calls import OutputParser, message_of
 from tamis.tools import fuzz_files
-from tamis.tools.random_model import Shape, write_random_model
+from tamis.tools.fuzz_model import METHODS, SHAPE, engine, folder, model, two_tokens
 
-SHAPE = Shape(1, 2, 1, 16, 32, 64, 300, 256)
 MODEL = b"MODEL"  # in a seed of a session: what the session's model is called
 MAX_TENSOR = 1 << 20  # elements of a tensor that are dequantized
 FOLLOWED = 12  # tokens of a text that follows a grammar
-METHODS = ("dense", "snapkv:budget=60,window=8", "h2o:budget=60,s=16")
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TEXTS = ["", "Hello world", "x" * 99, "é日本 \U0001f600\n\t", "<|im_start|>user\n"]
 MESSAGES = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", "content": ""}]
@@ -110,40 +106,6 @@ CALL_FORMATS = [
 ]
 
 
-@functools.cache
-def folder() -> Path:
-    """Where files go, until the process ends."""
-    holder = tempfile.TemporaryDirectory(prefix="tamis-fuzz-")
-    _holders.append(holder)
-    return Path(holder.name)
-
-
-_holders: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@functools.cache
-def model() -> Path:
-    """A tiny model."""
-    path = folder() / "model.gguf"
-    write_random_model(path, SHAPE, "Q8_0")
-    return path
-
-
-@functools.cache
-def engine() -> Engine:
-    """The tiny model's engine; kernels of sessions of METHODS are there."""
-    loaded = Engine.load(model(), n_threads=1)
-    for attn in METHODS:
-        _two_tokens(loaded.session(64, 16, attn))
-    return loaded
-
-
-def _two_tokens(session: Session) -> None:
-    logits = session.prefill([3, 4])
-    assert logits.shape == (session._loaded.hp.n_vocab,)
-    session.decode(5)
-
-
 def gguf(data: bytes) -> None:
     """A model file: opened, read, loaded, and two tokens computed."""
     engine()
@@ -162,7 +124,7 @@ def gguf(data: bytes) -> None:
         try:
             with contextlib.suppress(PromptError):
                 loaded.encode_chat(MESSAGES)
-            _two_tokens(loaded.session(64, 16))
+            two_tokens(loaded.session(64, 16))
         finally:
             loaded.close()
 

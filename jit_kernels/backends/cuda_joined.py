@@ -7,19 +7,17 @@ joins or leaves changes its row of the table, not the graph. There are graphs fo
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tamis.jit_kernels.backends.base import Segments
+from tamis.jit_kernels.backends.cuda_program import CudaProgram, Launches
 from tamis.jit_kernels.backends.fusion import Step, merges_nothing, of_rows
 from tamis.jit_kernels.contract.op import each
 from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.scratch import COUNTERS
 from tamis.jit_kernels.cuda.runtime.driver import Graph
-
-if TYPE_CHECKING:
-    from tamis.jit_kernels.backends.cuda import CudaBackend, CudaProgram
 
 MOST_ROWS = 32
 HEADER = 64  # bytes of the table before its rows: their number
@@ -29,11 +27,11 @@ SPREAD = 2  # times as many blocks as an op of one row has are enough for any nu
 class _Part(NamedTuple):
     """Ops that run one after another: of a Program of all rows, or of every row's own."""
 
-    linked: "CudaProgram | None"  # None: of every row
+    linked: CudaProgram | None  # None: of every row
     ops: range
 
 
-def kinds_of(linked: "CudaProgram", ops: range) -> tuple[KernelSpec, ...]:
+def kinds_of(linked: CudaProgram, ops: range) -> tuple[KernelSpec, ...]:
     """The kernels of some ops, which rows that are launched together have in common."""
     return tuple(call.spec for call in linked.program.calls[ops.start : ops.stop])
 
@@ -41,7 +39,7 @@ def kinds_of(linked: "CudaProgram", ops: range) -> tuple[KernelSpec, ...]:
 class RowTable:
     """The fields of the ops of every row, in host and in device memory."""
 
-    def __init__(self, backend: "CudaBackend", n_field: int) -> None:
+    def __init__(self, backend: Launches, n_field: int) -> None:
         self._backend, self.stride = backend, max(8, 8 * n_field)
         self._host = np.zeros(HEADER + MOST_ROWS * self.stride, np.uint8)
         self._buffer = backend.device.allocate(len(self._host))
@@ -58,7 +56,7 @@ class RowTable:
         """Address of the first row's fields, from its at-th on."""
         return self._buffer.address + HEADER + 8 * at
 
-    def show(self, owners: Sequence["CudaProgram"], parts: Sequence[range]) -> None:
+    def show(self, owners: Sequence[CudaProgram], parts: Sequence[range]) -> None:
         """Tell kernels whose rows there are, where it is not what was told the last time.
 
         parts: of each one's ops, those that are launched as of_rows says.
@@ -104,7 +102,7 @@ class JoinedProgram:
     """
 
     def __init__(
-        self, backend: "CudaBackend", steps: Segments, before: "JoinedProgram | None" = None
+        self, backend: Launches, steps: Segments, before: "JoinedProgram | None" = None
     ) -> None:
         """before: one of other rows of the same ops, whose graphs are gone on with."""
         own = next((step for step in steps if len(step) > 1), [])
@@ -136,7 +134,7 @@ class JoinedProgram:
         own = {spec for spec in every if not merges_nothing(spec)}
         return {spec._replace(op=each(spec.op)) for spec in own}
 
-    def start(self, backend: "CudaBackend") -> None:
+    def start(self, backend: Launches) -> None:
         """Start a replay, of as many rows as there are."""
         self.table.show(self.rows, self._early)
         slots = next(n for n in (1 << i for i in range(6)) if n >= len(self.rows))
@@ -146,7 +144,7 @@ class JoinedProgram:
             self._graphs[key] = self._captured(backend, slots)
         backend.device.start(self._graphs[key])
 
-    def _captured(self, backend: "CudaBackend", n_slot: int) -> Graph:
+    def _captured(self, backend: Launches, n_slot: int) -> Graph:
         with backend.device.capture() as captured:
             for part in self.parts:
                 if part.linked is not None:

@@ -9,6 +9,7 @@ import pytest
 from cuda_stand_in import ELSEWHERE, Library, StandIn, fields
 
 from tamis.jit_kernels.backends import cuda as cuda_backend
+from tamis.jit_kernels.backends import cuda_memory
 from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
@@ -85,7 +86,7 @@ def test_memory_goes_with_the_program_and_weights_stay(backend):
         del linked, program
         gc.collect()
     assert copied < w.nbytes  # the second time they were there
-    kept = w.nbytes + cuda_backend.ALIGNMENT + COUNTERS + matmul_scratch(64, 64)
+    kept = w.nbytes + cuda_memory.ALIGNMENT + COUNTERS + matmul_scratch(64, 64)
     assert backend.device.held == kept
     backend.close()
     gc.collect()
@@ -215,7 +216,7 @@ def test_rows_are_packed_to_the_other_half_of_their_room(backend):
     products = dict(zip(ops.PRODUCTS.fields, products, strict=True))
     assert (gate["packed"], products["packed"]) == (first, gate["to"])
     room, n_byte = gate["to"] - first, FEW_ROWS * FEW_ROW.size * 512 // 4
-    assert room % cuda_backend.ALIGNMENT == 0
+    assert room % cuda_memory.ALIGNMENT == 0
     assert n_byte <= room <= packed.nbytes - n_byte
 
 

@@ -12,7 +12,8 @@ from tamis.bindings.drop_in.completion import Counts, Piece
 from tamis.bindings.serve import process
 from tamis.bindings.serve.api.readers import READERS
 from tamis.bindings.serve.body import Body
-from tamis.bindings.serve.http.app import Server, Settings
+from tamis.bindings.serve.http.app import Settings
+from tamis.bindings.serve.http.application import application
 from tamis.bindings.serve.jobs import Progress
 from tamis.bindings.serve.models import Model
 from tamis.bindings.serve.replies import About
@@ -72,7 +73,7 @@ def local_server(engine, sessions, settings=None, log=lambda line: None, **how):
     settings = settings or Settings()
     n_owner = max(len(settings.access.keys), 1)
     model = local_model(engine, sessions, settings.n_queue, n_owner, **how)
-    return Server(model, settings, log)
+    return application(model, settings, log)
 
 
 # A template that knows tools, Hermes' way, and thoughts.

@@ -7,7 +7,8 @@ from cuda_stand_in import StandIn
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.backends import GPU
 from tamis.jit_kernels.backends.cpu import CpuBackend
-from tamis.jit_kernels.backends.cuda import Mirror, _root
+from tamis.jit_kernels.backends.cuda import _root
+from tamis.jit_kernels.backends.cuda_memory import Mirror
 from tamis.jit_kernels.contract.program import Program
 
 N_LAYER, GIB = 6, 1 << 30

@@ -1,4 +1,7 @@
-"""The routes: OpenAI's API, and what runs them."""
+"""The server of one model: the routes of OpenAI's API, and how requests are run.
+
+Routes of other APIs are given to it: `application.application` makes a server with all of them.
+"""
 
 import asyncio
 import base64
@@ -50,7 +53,6 @@ from tamis.bindings.serve.errors import (
     stopping,
 )
 from tamis.bindings.serve.helpers import Follower, Helpers
-from tamis.bindings.serve.http import llamacpp_routes, ollama_routes
 from tamis.bindings.serve.http.guard import Access, Guard, Log
 from tamis.bindings.serve.http.json_reply import JsonBytes, JsonReply, told
 from tamis.bindings.serve.http.metrics import Worker, exposition
@@ -126,7 +128,10 @@ class Settings:
 class Server:
     """The application of one model; `stop` ends every reply that is under way."""
 
-    def __init__(self, model: Model, settings: Settings, log: Log) -> None:
+    def __init__(
+        self, model: Model, settings: Settings, log: Log, others: Sequence["Routes"]
+    ) -> None:
+        """others: each gives the routes of another API, which call this server."""
         self._model, self.settings, self.worker = model, settings, model.worker
         n_ctx, n_choices = model.loaded.n_ctx, settings.n_choices
         self.reader = Reader(model.text, model.name, Limits(n_ctx, n_choices), settings.usual)
@@ -154,7 +159,7 @@ class Server:
         self._helpers = Helpers(config, settings.timeout_request, settings.n_queue)
         self._mailbox, self._requests = Mailbox(), itertools.count()
         self.app = Starlette(
-            routes=self._routes(),
+            routes=self._routes(others),
             middleware=[Middleware(Guard, access=settings.access, log=log)],
             exception_handlers={
                 ApiError: on_error,
@@ -163,7 +168,7 @@ class Server:
             },
         )
 
-    def _routes(self) -> list[Route]:
+    def _routes(self, others: Sequence["Routes"]) -> list[Route]:
         routes = [
             *(
                 Route(path, partial(self.complete, name, form), methods=["POST"])
@@ -172,8 +177,7 @@ class Server:
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             *(Route(path, partial(self.count, name), methods=["POST"]) for path, name in COUNTS),
             Route(EXTRACT, self.extract, methods=["POST"]),
-            *llamacpp_routes.routes(self),
-            *ollama_routes.routes(self),
+            *(route for routes_of in others for route in routes_of(self)),
             Route("/v1/models", self.models),
             Route("/models", self.models),
             Route("/v1/models/{name:path}", self.model),
@@ -478,6 +482,9 @@ class Server:
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of work, done beside the loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
+
+
+Routes = Callable[[Server], list[Route]]  # of one API
 
 
 def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = None) -> list[Choice]:

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,18 +14,16 @@ from starlette.routing import Route
 from tamis.bindings.serve.api import llamacpp
 from tamis.bindings.serve.body import parse, small_fields
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.http.app import Server
 from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.jobs import Keeping, SlotState
 from tamis.bindings.serve.requests import MAX_ADAPTERS
-
-if TYPE_CHECKING:
-    from tamis.bindings.serve.http.app import Server
 
 _FILE = re.compile(r"[\w][\w.\-]*")  # no folder, and nothing hidden
 LONGEST_FILE = 200  # bytes of its name
 
 
-def routes(server: "Server") -> list[Route]:
+def routes(server: Server) -> list[Route]:
     """All of them."""
 
     def post(path: str, handler: Any) -> Route:
@@ -52,7 +50,7 @@ def routes(server: "Server") -> list[Route]:
     ]
 
 
-async def _tokenize(server: "Server", request: Request) -> Response:
+async def _tokenize(server: Server, request: Request) -> Response:
     """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags.
 
     Or a prompt or messages, as vLLM has it.
@@ -60,21 +58,21 @@ async def _tokenize(server: "Server", request: Request) -> Response:
     return await server.relayed(request, "tokenize")
 
 
-async def _detokenize(server: "Server", request: Request) -> Response:
+async def _detokenize(server: Server, request: Request) -> Response:
     text = await server.read(request, "detokenize")
     return JsonReply({"content": text, "prompt": text})  # llama.cpp's name, and vLLM's
 
 
-async def _template(server: "Server", request: Request) -> Response:
+async def _template(server: Server, request: Request) -> Response:
     return JsonReply({"prompt": await server.read(request, "template")})
 
 
-async def _count(server: "Server", request: Request) -> Response:
+async def _count(server: Server, request: Request) -> Response:
     n = await server.read(request, "count chat")
     return JsonReply({"object": "response.input_tokens", "input_tokens": n})
 
 
-async def _embedding(server: "Server", request: Request) -> Response:
+async def _embedding(server: Server, request: Request) -> Response:
     """A list of rows for each text: one with pooling, else one a token."""
     pooled = server.pooling != "none"
     inputs, rows = await server.embedded(request, "embeddings", pooled=pooled)
@@ -84,7 +82,7 @@ async def _embedding(server: "Server", request: Request) -> Response:
     )
 
 
-async def _rerank(server: "Server", request: Request) -> Response:
+async def _rerank(server: Server, request: Request) -> Response:
     """Documents by how well they answer a query: in Jina's form, or where texts are given TEI's."""
     if not server.ranks:
         raise ApiError(
@@ -122,7 +120,7 @@ async def _rerank(server: "Server", request: Request) -> Response:
     return await server.written(lambda: head | {"results": results}, told(inputs.ignored))
 
 
-async def _props(server: "Server", request: Request) -> Response:
+async def _props(server: Server, request: Request) -> Response:
     usual = await server.aside(server.usual_settings)
     settings = {"id": 0, "n_ctx": server.about.n_ctx, "is_processing": False, "params": usual}
     return JsonReply(
@@ -141,7 +139,7 @@ async def _props(server: "Server", request: Request) -> Response:
     )
 
 
-async def _tokenizer_info(server: "Server", request: Request) -> Response:
+async def _tokenizer_info(server: Server, request: Request) -> Response:
     """The tokenizer in the words of its HF configuration, as vLLM has it."""
     vocab, tokenizer = server.text.vocab, server.text.unbounded
     names = {"bos": vocab.bos, "eos": vocab.eos, "unk": vocab.unk, "pad": vocab.pad}
@@ -160,11 +158,11 @@ async def _tokenizer_info(server: "Server", request: Request) -> Response:
     )
 
 
-def _token(server: "Server", i: int | None) -> str:
+def _token(server: Server, i: int | None) -> str:
     return "" if i is None else server.text.vocab.tokens[i]
 
 
-async def _slots(server: "Server", request: Request) -> Response:
+async def _slots(server: Server, request: Request) -> Response:
     if not server.settings.slots:
         raise ApiError(501, "this server shows no slots: start it with --slots", code="unsupported")
     found = [
@@ -184,7 +182,7 @@ async def _slots(server: "Server", request: Request) -> Response:
     return JsonReply(found)
 
 
-async def _slot(server: "Server", request: Request) -> Response:
+async def _slot(server: Server, request: Request) -> Response:
     """Save a slot's sequence to a file of the server's folder, restore or erase it."""
     slot, action = _number(request.path_params["slot"]), request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
@@ -229,7 +227,7 @@ def _number(text: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
-async def _adapters(server: "Server", request: Request) -> Response:
+async def _adapters(server: Server, request: Request) -> Response:
     """The LoRA adapters, and the scales that requests have which name none."""
     found = [
         {"id": i, "path": path, "scale": scale, "task_name": "", "prompt_prefix": ""}
@@ -240,7 +238,7 @@ async def _adapters(server: "Server", request: Request) -> Response:
     return JsonReply(found)
 
 
-async def _set_adapters(server: "Server", request: Request) -> Response:
+async def _set_adapters(server: Server, request: Request) -> Response:
     """Set those scales by a list of {id, scale}; adapters that it has not are switched off."""
     data = await server.body(request)
     body = small_fields(b'{"lora":' + data + b"}")

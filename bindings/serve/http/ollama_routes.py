@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -18,14 +18,12 @@ from tamis.bindings.drop_in.chat import ChatFormat
 from tamis.bindings.serve.api import ollama
 from tamis.bindings.serve.body import Body, parse, seconds_of
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.http.app import ModelFile, Server
 from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.replies import as_json
+from tamis.bindings.serve.text import TextModel
 from tamis.fetch import registry
 from tamis.fetch.hub import HubSpec
-
-if TYPE_CHECKING:
-    from tamis.bindings.serve.http.app import ModelFile, Server
-    from tamis.bindings.serve.text import TextModel
 
 API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
 NDJSON = "application/x-ndjson"
@@ -34,7 +32,7 @@ LONGEST_NAME = 512  # characters of a model's name
 _pulls = threading.BoundedSemaphore(MOST_PULLS)
 
 
-def routes(server: "Server") -> list[Route]:
+def routes(server: Server) -> list[Route]:
     """All of them."""
 
     def post(path: str, handler: Any, method: str = "POST") -> Route:
@@ -56,7 +54,7 @@ def routes(server: "Server") -> list[Route]:
     ]
 
 
-async def _chat(server: "Server", request: Request) -> Response:
+async def _chat(server: Server, request: Request) -> Response:
     data = await server.body(request)
     body = _small(data)
     if body is not None and not body.get("messages"):
@@ -64,7 +62,7 @@ async def _chat(server: "Server", request: Request) -> Response:
     return await server.complete("ollama chat", ollama.Chat, request, data)
 
 
-async def _generate(server: "Server", request: Request) -> Response:
+async def _generate(server: Server, request: Request) -> Response:
     data = await server.body(request)
     body = _small(data)
     if body is not None and not body.get("prompt") and not body.get("suffix"):
@@ -77,7 +75,7 @@ def _small(data: bytes) -> Body | None:
     return parse(data) if len(data) <= 1024 else None
 
 
-def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
+def _loaded(server: Server, body: Body, empty: dict[str, Any]) -> Response:
     """A request without a prompt loads the model, or with keep_alive 0 would unload it."""
     keep = body.get("keep_alive")
     try:
@@ -88,7 +86,7 @@ def _loaded(server: "Server", body: Body, empty: dict[str, Any]) -> Response:
     return JsonReply(head | empty | {"done": True, "done_reason": reason})
 
 
-async def _embed(server: "Server", request: Request) -> Response:
+async def _embed(server: Server, request: Request) -> Response:
     begin = time.monotonic()
     inputs, rows = await server.embedded(request, "ollama embed")
     took = int(1e9 * (time.monotonic() - begin))
@@ -102,7 +100,7 @@ async def _embed(server: "Server", request: Request) -> Response:
     return await server.written(lambda: found, told(inputs.ignored))
 
 
-async def _embeddings(server: "Server", request: Request) -> Response:
+async def _embeddings(server: Server, request: Request) -> Response:
     inputs, rows = await server.embedded(request, "ollama embed")
     found = {"embedding": rows[0] if rows else []}
     return JsonReply(found, headers=told(inputs.ignored))
@@ -123,11 +121,11 @@ async def version(_server: Any, _request: Request) -> Response:
     return JsonReply({"version": API_VERSION})
 
 
-async def _tags(server: "Server", request: Request) -> Response:
+async def _tags(server: Server, request: Request) -> Response:
     return JsonReply({"models": [entry(server.about.model, await server.aside(server.facts))]})
 
 
-def entry(name: str, model: "ModelFile") -> dict[str, Any]:
+def entry(name: str, model: ModelFile) -> dict[str, Any]:
     """A model as lists name it."""
     digest = hashlib.sha256(f"{name} {model.n_byte} {model.modified}".encode()).hexdigest()
     return {
@@ -140,7 +138,7 @@ def entry(name: str, model: "ModelFile") -> dict[str, Any]:
     }
 
 
-def _details(model: "ModelFile") -> dict[str, Any]:
+def _details(model: ModelFile) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",
@@ -155,7 +153,7 @@ def _billions(n: int) -> str:
     return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
 
 
-async def _show(server: "Server", request: Request) -> Response:
+async def _show(server: Server, request: Request) -> Response:
     body = await server.fields(request)
     if not any(isinstance(body.get(name), str) for name in ("model", "name")):
         raise invalid("model is no name", "model")
@@ -164,7 +162,7 @@ async def _show(server: "Server", request: Request) -> Response:
     return JsonReply(await server.aside(lambda: described(model, server.text, predicts)))
 
 
-def described(model: "ModelFile", text: "TextModel", predicts: bool) -> dict[str, Any]:
+def described(model: ModelFile, text: TextModel, predicts: bool) -> dict[str, Any]:
     """/api/show's reply; predicts: the model writes texts."""
     return {
         "license": str(model.metadata.get("general.license", "")),
@@ -178,7 +176,7 @@ def described(model: "ModelFile", text: "TextModel", predicts: bool) -> dict[str
     }
 
 
-def _capabilities(text: "TextModel") -> list[str]:
+def _capabilities(text: TextModel) -> list[str]:
     """What ollama calls the things that a model can do that writes texts."""
     found = ["completion"]
     with contextlib.suppress(ValueError):  # of a template that cannot be used

@@ -481,14 +481,14 @@ class Source:
 
     def serve(self, offer: Any, worker: Any) -> Any:
         """The application of a model that is loaded."""
-        from tamis.bindings.serve.http.app import Server
+        from tamis.bindings.serve.http.application import application
         from tamis.bindings.serve.models import Model
 
         loaded = worker.wait()
         text = self.text(offer, loaded.n_ctx)
         # The log has a line for each request already: the router's.
         model = Model(offer.name, offer.path, text, loaded, worker)
-        return Server(model, self._settings, lambda line: None)
+        return application(model, self._settings, lambda line: None)
 
     def load(self, offer: Any) -> tuple[Any, Any]:
         """Both, with progress for the person. Raises LoadError."""

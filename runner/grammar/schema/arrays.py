@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import product as every
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tamis.grammar.errors import GrammarError
 from tamis.grammar.rules import Rule, Times
 from tamis.grammar.schema import scalars, terminals
 from tamis.grammar.schema.denied import against
 from tamis.grammar.schema.forms import Arrays, Conj, both
-
-if TYPE_CHECKING:
-    from tamis.grammar.schema.writing import Writer
+from tamis.grammar.schema.rule_table import Rules
 
 _MOST_FIRST = 200  # items that differ by their place
 _MOST_STATES = 2000  # of counting what is contained
@@ -26,10 +24,10 @@ class _State(NamedTuple):
 
 
 class ArrayWriter:
-    """Writes arrays with the rules of a writer."""
+    """Writes arrays as rules of a grammar."""
 
-    def __init__(self, writer: "Writer") -> None:
-        self._writer = writer
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
 
     def write(self, rule: Rule, form: Arrays) -> None:
         """Add the alternatives of an array to the rule of a value."""
@@ -38,7 +36,7 @@ class ArrayWriter:
             if values is not None:
                 self._unique(rule, form, values)
                 return
-            self._writer.reader.note(form.unique, "uniqueItems")
+            self._rules.reader.note(form.unique, "uniqueItems")
         if form.counts:
             self._counted(rule, form)
         else:
@@ -47,7 +45,7 @@ class ArrayWriter:
     # --- items in their order ---------------------------------------------------------------------
 
     def _listed(self, rule: Rule, form: Arrays) -> None:
-        low, high, value = form.low, scalars.limit(form.high), self._writer.value
+        low, high, value = form.low, scalars.limit(form.high), self._rules.value
         n_first = form.n_first if high is None else min(form.n_first, high)
         if n_first > _MOST_FIRST:
             raise GrammarError(
@@ -59,7 +57,7 @@ class ArrayWriter:
             return
         after = self._rest(form, n_first)
         for i in range(n_first - 1, 0, -1):
-            here = self._writer.rule(form.item(i))
+            here = self._rules.rule(form.item(i))
             if i >= low:
                 here.add()
             here.add('","', value(form.item(i)), after)
@@ -67,19 +65,19 @@ class ArrayWriter:
         if n_first:
             rule.add('"["', value(form.item(0)), after, '"]"')
             return
-        more = self._writer.rule().add('","', value(form.item(0)))
+        more = self._rules.rule().add('","', value(form.item(0)))
         most = None if high is None else high - 1
         rule.add('"["', value(form.item(0)), Times(more, max(low - 1, 0), most), '"]"')
 
     def _rest(self, form: Arrays, n_first: int) -> Rule:
         """The rule of what follows the first items."""
         high = scalars.limit(form.high)
-        more = self._writer.rule().add('","', self._writer.value(form.item(n_first)))
+        more = self._rules.rule().add('","', self._rules.value(form.item(n_first)))
         least = max(form.low - n_first, 0)
         most = None if high is None else high - n_first
         if most == 0:
-            return self._writer.rule().add()
-        return self._writer.rule().add(Times(more, least, most))
+            return self._rules.rule().add()
+        return self._rules.rule().add(Times(more, least, most))
 
     # --- items that are counted -------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ class ArrayWriter:
             n_state *= cap + 1
         if n_state > _MOST_STATES:
             for term in (term for count in form.counts for term in count.like):
-                self._writer.reader.left_out[term.place.pointer] = None
+                self._rules.reader.left_out[term.place.pointer] = None
             self._listed(rule, form)
             return
         states = self._states(form, n_cap, caps)
@@ -104,7 +102,7 @@ class ArrayWriter:
 
     def _states(self, form: Arrays, n_cap: int, caps: tuple[int, ...]) -> dict[_State, Rule]:
         start = _State(0, (0,) * len(caps))
-        states, left = {start: self._writer.rule()}, [start]
+        states, left = {start: self._rules.rule()}, [start]
         loops = scalars.limit(form.high) is None
         while left:
             state = left.pop()
@@ -115,11 +113,11 @@ class ArrayWriter:
                 if n_cap == 0:
                     then = _State(1, counts)
                 if then not in states:
-                    states[then] = self._writer.rule()
+                    states[then] = self._rules.rule()
                     left.append(then)
                 before = ['","'] if state != start else []
                 begun = [states[state]] if state != start else []
-                states[then].add(*begun, *before, self._writer.value(item))
+                states[then].add(*begun, *before, self._rules.value(item))
         return states
 
     def _items(
@@ -145,7 +143,7 @@ class ArrayWriter:
         """The texts of all values that an item can have; None where they are not few."""
         if form.counts or form.n_first:
             return None
-        forms = self._writer.reader.forms(form.item(0))
+        forms = self._rules.reader.forms(form.item(0))
         if forms.array or forms.object:
             return None
         found = [
@@ -173,4 +171,4 @@ class ArrayWriter:
             rule.add('"["', '"]"')
         if most < max(form.low, 1):
             return
-        rule.add('"["', self._writer.distinct(values, max(form.low, 1), most), '"]"')
+        rule.add('"["', self._rules.distinct(values, max(form.low, 1), most), '"]"')

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tamis.grammar.schema.forms import (
     EVERY,
@@ -40,12 +40,27 @@ from tamis.grammar.schema.keywords import (
     texts,
     types,
 )
-from tamis.grammar.schema.places import Place
-
-if TYPE_CHECKING:
-    from tamis.grammar.schema.reading import Reader
+from tamis.grammar.schema.places import Document, Place
 
 _MOST_TOGETHER = 6  # schemas of a oneOf, optional properties of a closed object
+
+
+class Reads(Protocol):
+    """What a schema that must not hold asks of its reader: the forms of its parts."""
+
+    document: Document
+
+    def forms(self, conj: Conj) -> Forms:
+        """The alternatives of what must hold."""
+
+    def term(self, term: Term) -> Forms:
+        """The alternatives of one term that must hold."""
+
+    def guarded(self, term: Term) -> Forms:
+        """The alternatives that are left by a term that must not hold."""
+
+    def meet(self, a: Forms, b: Forms, place: Place) -> Forms:
+        """What both forms allow."""
 
 
 class Inexact(Exception):
@@ -64,7 +79,7 @@ def against(conj: Conj) -> Conj:
     return both(*map(against, term.either))
 
 
-def denied_forms(reader: "Reader", place: Place, scope: tuple[str, ...]) -> Forms:
+def denied_forms(reader: Reads, place: Place, scope: tuple[str, ...]) -> Forms:
     """The values that a schema does not allow. Raises Inexact, GrammarError."""
     schema = place.schema
     if isinstance(schema, bool):
@@ -266,7 +281,7 @@ def _more_than(n_name: int, missing: tuple[str, ...]) -> Objects:
     return Objects((layer,) if missing else (), low=n_name - len(missing) + 1, opened=True)
 
 
-def _dependent(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _dependent(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     found: list[Forms] = []
     for name, then in dependents(place, key, scope):
         has = Forms(object=(Objects(required=(name,)),))
@@ -277,23 +292,23 @@ def _dependent(reader: "Reader", place: Place, scope: tuple[str, ...], key: str)
 # --- schemas that are combined --------------------------------------------------------------------
 
 
-def _reference(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _reference(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     target = reader.document.target(place, key, scope)
     return reader.guarded(Term(target, False, scope))
 
 
-def _all_of(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _all_of(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     return union(reader.guarded(Term(part, False, scope)) for part in parts(place, key))
 
 
-def _any_of(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _any_of(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     found = EVERY
     for part in parts(place, key):
         found = reader.meet(found, reader.guarded(Term(part, False, scope)), part)
     return found
 
 
-def _one_of(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _one_of(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     each = [Term(part, True, scope) for part in parts(place, key)]
     if len(each) > _MOST_TOGETHER:
         raise Inexact(key)
@@ -301,11 +316,11 @@ def _one_of(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) ->
     return union([_any_of(reader, place, scope, key), *two])
 
 
-def _not(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _not(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     return reader.term(Term(place.part(key), True, scope))
 
 
-def _if(reader: "Reader", place: Place, scope: tuple[str, ...], key: str) -> Forms:
+def _if(reader: Reads, place: Place, scope: tuple[str, ...], key: str) -> Forms:
     what, found = Term(place.part(key), True, scope), []
     if "then" in place.schema:
         fails = reader.guarded(Term(place.part("then"), False, scope))
@@ -334,7 +349,7 @@ _DENIED: dict[str, Callable[[Place, tuple[str, ...], str], Forms]] = {
     **dict.fromkeys(("minimum", "maximum"), _number_limit),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _number_limit),
 }
-_COMBINED: dict[str, Callable[["Reader", Place, tuple[str, ...], str], Forms]] = {
+_COMBINED: dict[str, Callable[[Reads, Place, tuple[str, ...], str], Forms]] = {
     "$ref": _reference,
     "$dynamicRef": _reference,
     "allOf": _all_of,

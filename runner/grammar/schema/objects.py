@@ -1,15 +1,13 @@
 """Objects as rules: properties in the order of the schema, then others by their names."""
 
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tamis.grammar.probe import is_empty
 from tamis.grammar.rules import Rule, Times
 from tamis.grammar.schema import scalars, terminals
 from tamis.grammar.schema.forms import NEVER, Conj, Layer, Objects, both
-
-if TYPE_CHECKING:
-    from tamis.grammar.schema.writing import Writer
+from tamis.grammar.schema.rule_table import Rules
 
 _MOST_PATTERNS = 5
 _MOST_COUNTED = 60  # optional properties that are counted
@@ -25,17 +23,17 @@ class _Member(NamedTuple):
 
 
 class ObjectWriter:
-    """Writes objects with the rules of a writer."""
+    """Writes objects as rules of a grammar."""
 
-    def __init__(self, writer: "Writer") -> None:
-        self._writer = writer
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
 
     def write(self, rule: Rule, form: Objects) -> None:
         """Add the alternatives of an object to the rule of a value."""
         members = self._members(form)
         if members is None:
             return
-        more = self._writer.rule()
+        more = self._rules.rule()
         for pair in self._others(form, [name for name, _ in members]):
             more.rows += pair.rows
         rows = [member for _, member in members]
@@ -51,7 +49,7 @@ class ObjectWriter:
                 rule.add('"{"', self._counted(rows, more, least, most), '"}"')
                 return
             if form.sized is not None:
-                self._writer.reader.note(form.sized, "minProperties" if least else "maxProperties")
+                self._rules.reader.note(form.sized, "minProperties" if least else "maxProperties")
             least, most = 0, None
         rule.add('"{"', self._in_order(rows, more, least, most), '"}"')
 
@@ -64,26 +62,26 @@ class ObjectWriter:
         names |= dict.fromkeys(self._listed(form) or ())
         found = []
         for name in names:
-            conj = self._writer.reader.about(form, name)
+            conj = self._rules.reader.about(form, name)
             required = name in form.required
             if not self._allowed(form, name):
                 if required:
                     return None
                 conj = NEVER
-            key = self._writer.terminal(terminals.exact(terminals.text_of(name)))
-            pair = self._writer.rule(conj).add(key, '":"', self._writer.value(conj))
+            key = self._rules.terminal(terminals.exact(terminals.text_of(name)))
+            pair = self._rules.rule(conj).add(key, '":"', self._rules.value(conj))
             found.append((name, _Member(pair, required)))
         return found
 
     def _allowed(self, form: Objects, name: str) -> bool:
-        strings = self._writer.reader.forms(form.keys).string
+        strings = self._rules.reader.forms(form.keys).string
         return not form.keys or any(scalars.fits(each, name) for each in strings)
 
     def _listed(self, form: Objects) -> list[str] | None:
         """The names that propertyNames lists; None where it does not list them."""
         if not form.keys:
             return None
-        strings = self._writer.reader.forms(form.keys).string
+        strings = self._rules.reader.forms(form.keys).string
         found = [v for s in strings for v in s.values or () if scalars.fits(s, v)]
         listed = all(s.values is not None for s in strings) and len(found) <= _MOST_NAMES
         return list(dict.fromkeys(found)) if listed else None
@@ -97,10 +95,10 @@ class ObjectWriter:
         patterns = list(dict.fromkeys(p for layer in form.layers for p, _ in layer.patterns))
         keys = terminals.STRING
         if form.keys:
-            keys = self._writer.strings(self._writer.reader.forms(form.keys).string)
+            keys = self._rules.strings(self._rules.reader.forms(form.keys).string)
             if not keys:
                 return []
-        closed = self._writer.close and form.declared and not form.opened and form.low <= len(known)
+        closed = self._rules.close and form.declared and not form.opened and form.low <= len(known)
         found = []
         for some in _classes(patterns):
             conj = _applied(form.layers, some)
@@ -112,8 +110,8 @@ class ObjectWriter:
             whole = f"({' & '.join(key)})" if len(key) > 1 else keys
             if len(key) > 1 and is_empty(whole):
                 continue
-            pair = self._writer.rule(conj)
-            found.append(pair.add(self._writer.terminal(whole), '":"', self._writer.value(conj)))
+            pair = self._rules.rule(conj)
+            found.append(pair.add(self._rules.terminal(whole), '":"', self._rules.value(conj)))
         return found
 
     # --- rows of properties -----------------------------------------------------------------------
@@ -123,7 +121,7 @@ class ObjectWriter:
         after: dict[int, Rule] = {len(rows): self._tail(more, least, most, begun=True)}
         for start in range((len(rows) - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
             after.setdefault(start, self._following(rows, start, after))
-        first = self._writer.rule()
+        first = self._rules.rule()
         for i, row in enumerate(rows):
             rest = after.get(i + 1) or self._following(rows, i + 1, after)
             first.add(row.pair, rest)
@@ -140,8 +138,8 @@ class ObjectWriter:
             if member.required:
                 row += ['","', member.pair]
             else:
-                row.append(Times(self._writer.rule().add('","', member.pair), 0, 1))
-        return self._writer.rule().add(*row, after[end])
+                row.append(Times(self._rules.rule().add('","', member.pair), 0, 1))
+        return self._rules.rule().add(*row, after[end])
 
     def _counted(self, rows: list[_Member], more: Rule, least: int, most: int | None) -> Rule:
         """Properties in their order, optional ones counted up to what is asked for."""
@@ -153,7 +151,7 @@ class ObjectWriter:
                 if rest is None or rest >= 0:
                     after[n, begun] = self._tail(more, max(least - n, 0), rest, begun=begun)
         for member in reversed(rows):
-            here = {state: self._writer.rule() for state in after}
+            here = {state: self._rules.rule() for state in after}
             for (n, begun), rule in here.items():
                 then = (n if member.required else min(n + 1, cap), True)
                 full = not member.required and n == most
@@ -166,12 +164,12 @@ class ObjectWriter:
 
     def _tail(self, more: Rule, least: int, most: int | None, *, begun: bool) -> Rule:
         """Others, so many; begun: after a property."""
-        rule = self._writer.rule()
+        rule = self._rules.rule()
         if least == 0:
             rule.add()
         if most == 0 or not more.rows:
             return rule
-        follow = self._writer.rule().add('","', more)
+        follow = self._rules.rule().add('","', more)
         if begun:
             rule.add(Times(follow, max(least, 1), most))
         else:
