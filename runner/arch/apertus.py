@@ -1,12 +1,31 @@
 """Apertus: as llama, a norm on each head of q and k, xIELU instead of a gate."""
 
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import self_attention
 from tamis.graph.linear import linear, linears
 from tamis.graph.norm import add, mapped, norm
 from tamis.model.arch import Arch
+from tamis.model.keys import ArchKeys, key_each_layer
+
+
+@dataclass(frozen=True, slots=True)
+class XieluKeys(ArchKeys):
+    """xIELU's parameters of each layer, as they are trained."""
+
+    alpha_n: tuple[float, ...] = key_each_layer("xielu.alpha_n")
+    alpha_p: tuple[float, ...] = key_each_layer("xielu.alpha_p")
+    beta: tuple[float, ...] = key_each_layer("xielu.beta")
+    eps: tuple[float, ...] = key_each_layer("xielu.eps", low=-1e-5)  # lower ones could be seen
+
+    def constants(self, il: int) -> tuple[float, float, float]:
+        """What a layer has for exp(x) - 1 - x below 0, for x^2 above it, and for x."""
+        low, high = (float(np.logaddexp(0, x[il])) for x in (self.alpha_n, self.alpha_p))
+        return self.beta[il] + low, high, self.beta[il]
 
 
 def layer(g: Graph, il: int) -> None:
@@ -14,7 +33,7 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     add(g, self_attention(g, il, norm(g, g.x, w.attn_norm)))
     (up,) = linears(g, norm(g, g.x, w.ffn_norm), w.ffn_up)
-    add(g, linear(g, xielu(g, up, g.hp.xielu[il]), w.ffn_down))
+    add(g, linear(g, xielu(g, up, g.hp.keys(XieluKeys).constants(il)), w.ffn_down))
 
 
 def xielu(g: Graph, x: Any, constants: tuple[float, float, float]) -> Any:
@@ -31,6 +50,6 @@ def xielu(g: Graph, x: Any, constants: tuple[float, float, float]) -> Any:
 ARCH = Arch(
     neox=True,
     layer=layer,
-    keys=("xielu.alpha_n",),
+    declares=XieluKeys,
     unread=("attn_q_norm.bias", "attn_k_norm.bias"),
 )

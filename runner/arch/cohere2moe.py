@@ -1,6 +1,6 @@
 """Command-A mixture of experts: attention and experts in parallel, positions within windows."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tamis.graph.attention import append, attention, rope
 from tamis.graph.context import Graph
@@ -8,6 +8,14 @@ from tamis.graph.layer import feed_forward
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.norm import add, mapped, norm, summed
 from tamis.model.arch import Arch
+from tamis.model.keys import ArchKeys, key
+
+
+@dataclass(frozen=True, slots=True)
+class NormKeys(ArchKeys):
+    """The constant of norms of root mean squares; 0: norms are of mean and variance."""
+
+    rms_eps: float = key("attention.layer_norm_rms_epsilon", 0, 1, 0)
 
 
 def layer(g: Graph, il: int) -> None:
@@ -42,7 +50,8 @@ ARCH = Arch(
     full_first=True,
     window_scaled=True,
     score_experts="sigmoid",
-    facts=lambda hp: {"norm": "rms" if hp.has_rms_eps else "layer"},
+    facts=lambda hp: {"norm": "rms" if hp.keys(NormKeys).rms_eps > 0 else "layer"},
+    declares=NormKeys,
     keys=(
         "attention.layer_norm_epsilon",
         "attention.sliding_window_pattern",

@@ -1,9 +1,19 @@
 """ERNIE 4.5 mixture of experts: dense first layers, shared experts, a bias that chooses experts."""
 
+from dataclasses import dataclass
+
 from tamis.graph import layer as graph_layer
 from tamis.graph.context import Graph
 from tamis.model.arch import Arch
-from tamis.model.hparams import UnsupportedKey
+from tamis.model.hparams import MAX_LAYER, UnsupportedKey
+from tamis.model.keys import ArchKeys, key
+
+
+@dataclass(frozen=True, slots=True)
+class StepKeys(ArchKeys):
+    """Which layers may have experts: layer i where this divides i + 1; 0: all."""
+
+    moe_every: int = key("interleave_moe_layer_step", 0, MAX_LAYER, 0)
 
 
 def layer(g: Graph, il: int) -> None:
@@ -11,7 +21,7 @@ def layer(g: Graph, il: int) -> None:
 
     llama.cpp loads such a file, and leaves the layer without a feed-forward part.
     """
-    every = g.hp.moe_every
+    every = g.hp.keys(StepKeys).moe_every
     if every and (il + 1) % every and g.weights(il).ffn_gate_inp:
         what = f"is {every}: only each such layer may have experts, but layer {il} has some"
         raise UnsupportedKey("interleave_moe_layer_step", what)
@@ -21,6 +31,7 @@ def layer(g: Graph, il: int) -> None:
 ARCH = Arch(
     neox=False,
     layer=layer,
-    keys=("expert_weights_scale", "interleave_moe_layer_step"),
+    keys=("expert_weights_scale",),
+    declares=StepKeys,
     unread=("attn_output.bias",),
 )

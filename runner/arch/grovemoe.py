@@ -1,6 +1,7 @@
 """GroveMoE: as qwen3moe; groups of experts have one more each, which reads what the others gave."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,18 @@ from tamis.graph.linear import linears
 from tamis.graph.norm import add, mapped, norm, record_norm, summed
 from tamis.jit_kernels.contract import ops
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams, UnsupportedKey
+from tamis.model.hparams import MAX_EXPERT, HParams, UnsupportedKey
+from tamis.model.keys import UNLIMITED, ArchKeys, key
 from tamis.model.weights import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroveKeys(ArchKeys):
+    """The experts of groups: each serves the chosen experts of one group."""
+
+    n_ff: int = key("expert_chunk_feed_forward_length", 0, 1 << 22, 0)  # 0: head_dim
+    n_each: int = key("experts_per_group", 0, MAX_EXPERT, 0)  # experts of a group
+    scale: float = key("expert_group_scale", 0, UNLIMITED, 0)  # of what they add
 
 
 def layer(g: Graph, il: int) -> None:
@@ -27,8 +38,10 @@ def layer(g: Graph, il: int) -> None:
     groups = _groups(g, logits, chosen)
     mapped(g, y, g.x, add=True)
 
+    n_group = g.hp.n_expert // g.hp.keys(GroveKeys).n_each
+
     def of_groups(rows: np.ndarray, tensor: Tensor) -> np.ndarray:
-        return products(g, rows, tensor, groups.ids, g.hp.n_expert // g.hp.group_each)
+        return products(g, rows, tensor, groups.ids, n_group)
 
     hidden = activated(g, of_groups(y, w.ffn_gate_chexps), of_groups(y, w.ffn_up_chexps), 0.0)
     add(g, Mixture(of_groups(hidden, w.ffn_down_chexps), groups.weights))
@@ -36,8 +49,8 @@ def layer(g: Graph, il: int) -> None:
 
 def _groups(g: Graph, logits: np.ndarray, chosen: Chosen) -> Chosen:
     """Those of the chosen experts, one may be there twice; weights are times the groups' scale."""
-    n_chosen = chosen.ids.shape[1]
-    n_used = min(n_chosen, g.hp.n_expert // g.hp.group_each)
+    n_chosen, keys = chosen.ids.shape[1], g.hp.keys(GroveKeys)
+    n_used = min(n_chosen, g.hp.n_expert // keys.n_each)
     groups = Chosen(
         g.ws.rows("group_ids", n_used, dtype=np.int32), g.ws.rows("group_weights", n_used)
     )
@@ -51,14 +64,15 @@ def _groups(g: Graph, logits: np.ndarray, chosen: Chosen) -> Chosen:
         n_expert=g.hp.n_expert,
         n_chosen=n_chosen,
         n_used=n_used,
-        n_each=g.hp.group_each,
+        n_each=keys.n_each,
     )
-    mapped(g, groups.weights, groups.weights, outer=g.hp.group_scale)
+    mapped(g, groups.weights, groups.weights, outer=keys.scale)
     return groups
 
 
 def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
-    n, n_ff = hp.n_expert // hp.group_each, hp.n_ff_chunk or hp.head_dim
+    keys = hp.keys(GroveKeys)
+    n, n_ff = hp.n_expert // keys.n_each, keys.n_ff or hp.head_dim
     return {
         "ffn_gate_chexps": (n, n_ff, hp.n_embd),
         "ffn_up_chexps": (n, n_ff, hp.n_embd),
@@ -67,8 +81,9 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    if not hp.group_each or hp.n_expert % hp.group_each:
-        what = f"is {hp.group_each}, expected a divisor of {hp.n_expert}, the number of experts"
+    n_each = hp.keys(GroveKeys).n_each
+    if not n_each or hp.n_expert % n_each:
+        what = f"is {n_each}, expected a divisor of {hp.n_expert}, the number of experts"
         raise UnsupportedKey("experts_per_group", what)
     return {}
 
@@ -80,5 +95,5 @@ ARCH = Arch(
     tensors=_tensors,
     derived=_derived,
     rope_factors=False,
-    keys=("expert_chunk_feed_forward_length", "experts_per_group", "expert_group_scale"),
+    declares=GroveKeys,
 )

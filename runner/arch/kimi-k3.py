@@ -1,6 +1,7 @@
 """Kimi K3: as kimi-linear; layers read a mix of earlier residuals, experts read a latent."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,19 @@ from tamis.graph.norm import Branch, mapped, norm, record_norm, summed, written
 from tamis.graph.recurrent import Part, copied, gated, whole
 from tamis.graph.streams import record_residual_mix
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams
+from tamis.model.hparams import MAX_EMBD, MAX_LAYER, HParams
+from tamis.model.keys import ArchKeys, key
 from tamis.model.weights import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KimiKeys(ArchKeys):
+    """Residuals that are kept, the latent that experts read, and the limits of their gates."""
+
+    n_res_block: int = key("attn_res.block_size", 0, MAX_LAYER, 0)  # layers; 0: none is kept
+    n_expert_latent: int = key("expert_latent_length", 0, MAX_EMBD, 0)  # 0: n_embd
+    limit: float = key("activation.situ_beta", 1e-6, 1e6)  # of gates
+    limit_up: float = key("activation.situ_linear_beta", -1e6, 1e6)  # of ups; 0 and less: none
 
 
 def layer(g: Graph, il: int) -> None:
@@ -23,7 +35,7 @@ def layer(g: Graph, il: int) -> None:
 
     The residuals are rows of one buffer: those that were kept, then the one that parts add to.
     """
-    w, top, size = g.weights(il), g.model.weights.top, g.hp.n_res_block
+    w, top, size = g.weights(il), g.model.weights.top, g.hp.keys(KimiKeys).n_res_block
     if not size:
         _plain_layer(g, il)
         return
@@ -57,7 +69,8 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
 
 def _residuals(g: Graph) -> np.ndarray:
     """f32 [n_tok, n, n_embd]."""
-    return g.ws.rows("residuals", -(-g.hp.n_layer // g.hp.n_res_block) + 1, g.hp.n_embd)
+    size = g.hp.keys(KimiKeys).n_res_block
+    return g.ws.rows("residuals", -(-g.hp.n_layer // size) + 1, g.hp.n_embd)
 
 
 def _set(g: Graph, row: int, x: np.ndarray) -> None:
@@ -76,7 +89,8 @@ def _add(g: Graph, row: int, branch: Branch, *, begins: bool) -> None:
 
 def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
     """Dense, or the chosen experts of a latent of the rows, and the one that all rows read."""
-    w, n, wide = g.weights(il), g.hp.n_embd, g.hp.n_expert_latent or g.hp.n_embd
+    w, n = g.weights(il), g.hp.n_embd
+    wide = g.hp.keys(KimiKeys).n_expert_latent or n
     if not w.ffn_gate_inp:
         gate, up = linears(g, h, w.ffn_gate, w.ffn_up)
         return linear(g, _situ(g, gate, up), w.ffn_down)
@@ -103,7 +117,7 @@ def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
 
 def _situ(g: Graph, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """The gate, b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
-    limit, limit_up = g.hp.situ
+    limit, limit_up = g.hp.keys(KimiKeys).limit, g.hp.keys(KimiKeys).limit_up
     soft = mapped(g, gate, g.ws.rows("situ", gate[0].size), "tanh", inner=1 / limit, outer=limit)
     act = gated(g, "situ", whole(gate), "sigmoid", whole(soft)).reshape(up.shape)
     if limit_up > 0:
@@ -112,7 +126,8 @@ def _situ(g: Graph, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
-    n, n_ff, wide = hp.n_embd, hp.n_ff_expert, hp.n_expert_latent or hp.n_embd
+    n, n_ff = hp.n_embd, hp.n_ff_expert
+    wide = hp.keys(KimiKeys).n_expert_latent or n
     return {
         **kda_tensors(hp),
         "attn_res_score": (n,),
@@ -138,13 +153,10 @@ ARCH = Arch(
     unread=(*UNREAD, "attn_res_score.weight"),  # the first layer has nothing to mix
     derived=_derived,
     one_device=True,
+    declares=KimiKeys,
     keys=(
         "attention.kv_lora_rank",
         "kda.gate_lower_bound",
-        "attn_res.block_size",
-        "expert_latent_length",
-        "activation.situ_beta",
-        "activation.situ_linear_beta",
         "expert_weights_scale",
         "expert_weights_norm",
         "expert_gating_func",

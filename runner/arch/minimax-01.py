@@ -1,7 +1,7 @@
 """MiniMax-01: lightning attention, softmax attention in some layers, experts; normed residuals."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,13 +13,21 @@ from tamis.graph.norm import add, mapped, norm, record_norm
 from tamis.graph.recurrent import Part, Scan, gated_norm, linear_scan, recurrence, whole
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
+from tamis.model.keys import UNLIMITED, ArchKeys, key
 
 FULL_ATTENTION_EVERY = 8
 
 
+@dataclass(frozen=True, slots=True)
+class CarryKeys(ArchKeys):
+    """What the norm is multiplied by, to which a layer's parts are added."""
+
+    scale: float = key("residual_scale", 0, UNLIMITED, 0)
+
+
 def layer(g: Graph, il: int) -> None:
     """Record layer il. What its parts add to is the norm that they read, scaled."""
-    w, n, scale = g.weights(il), g.hp.n_embd, g.hp.carry_scale
+    w, n, scale = g.weights(il), g.hp.n_embd, g.hp.keys(CarryKeys).scale
     rows = record_norm(g, norm(g, g.x, w.attn_norm), g.ws.rows("attn_rows", n))
     h = Source(rows)
     out = _lightning(g, il, h) if il in g.hp.recurrent else self_attention(g, il, h)
@@ -63,10 +71,6 @@ def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     return {"attn_qkv": (3 * n, hp.n_embd), "attn_gate": (n, hp.n_embd), "attn_norm_2": (n,)}
 
 
-def _derived(hp: HParams) -> dict[str, Any]:
-    return {"residual_scale": 0.0, "carry_scale": hp.residual_scale}
-
-
 def _recurrent(hp: HParams) -> tuple[int, ...]:
     every = hp.full_every or FULL_ATTENTION_EVERY
     return tuple(il for il in range(hp.n_layer) if (il + 1) % every)
@@ -77,6 +81,6 @@ ARCH = Arch(
     layer=layer,
     tensors=tensors,
     recurrent=_recurrent,
-    keys=("residual_scale", "full_attention_interval"),
-    derived=_derived,
+    keys=("full_attention_interval",),
+    declares=CarryKeys,
 )

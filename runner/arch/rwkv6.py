@@ -1,18 +1,27 @@
 """RWKV-6: time mixing and channel mixing, which read the row before as well; no attention."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.graph.linear import linears
 from tamis.graph.mixers.rwkv import shifted
-from tamis.graph.mixers.rwkv6 import rwkv6_tensors, time_mix
+from tamis.graph.mixers.rwkv6 import RankKeys, rwkv6_tensors, time_mix
 from tamis.graph.norm import add, mapped, record_layer_norm
 from tamis.graph.recurrent import gated, whole
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams
+from tamis.model.hparams import MAX_LAYER, HParams
+from tamis.model.keys import key
 from tamis.model.weights import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rwkv6Keys(RankKeys):
+    """As the ranks; and after how many layers rows are halved, 0: never."""
+
+    n_rescale: int = key("rescale_every_n_layers", 0, MAX_LAYER, 0)
 
 
 def layer(g: Graph, il: int) -> None:
@@ -24,7 +33,8 @@ def layer(g: Graph, il: int) -> None:
     (key,), (share,) = linears(g, xk, w.channel_mix_key), linears(g, xr, w.channel_mix_receptance)
     (value,) = linears(g, mapped(g, key, key, "relu2"), w.channel_mix_value)
     mapped(g, gated(g, "mixed", whole(share), "sigmoid", whole(value)), g.x, add=True)
-    if g.hp.n_rescale and (il + 1) % g.hp.n_rescale == 0:
+    every = g.hp.keys(Rwkv6Keys).n_rescale
+    if every and (il + 1) % every == 0:
         mapped(g, g.x, g.x, outer=0.5)
 
 
@@ -53,5 +63,5 @@ ARCH = Arch(
     layer=layer,
     tensors=tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
-    keys=("time_mix_extra_dim", "rescale_every_n_layers"),
+    declares=Rwkv6Keys,
 )

@@ -2,7 +2,7 @@
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward
-from tamis.graph.mixers.rwkv6 import rwkv6_tensors, time_mix
+from tamis.graph.mixers.rwkv6 import RankKeys, rwkv6_tensors, time_mix
 from tamis.graph.norm import add, norm, record_norm
 from tamis.model.arch import Arch
 
@@ -21,5 +21,5 @@ ARCH = Arch(
     layer=layer,
     tensors=rwkv6_tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
-    keys=("time_mix_extra_dim",),
+    declares=RankKeys,
 )

@@ -14,6 +14,7 @@ import numpy as np
 from tamis.engine import session_file
 from tamis.engine.checks import check_ids
 from tamis.engine.errors import ContextError
+from tamis.engine.fingerprint import shape_text
 from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
 from tamis.engine.memory_plan import checked_plans
@@ -756,10 +757,9 @@ class Session(Generating):
     def _fingerprint(self) -> str:
         """What a session file must agree with: the model's shapes and tensor table."""
         tensors = [(t.name, t.shape, t.type.name) for t in self._loaded.file.tensors.values()]
-        hp = self._loaded.hp
-        extras: list[object] = [hp.extras] if hp.extras else []
-        extras += [self._loaded.model.adapters] if self._loaded.model.adapters else []
-        text = json.dumps([repr(hp), tensors, *extras])
+        shape, *more = shape_text(self._loaded.hp)
+        more += [self._loaded.model.adapters] if self._loaded.model.adapters else []
+        text = json.dumps([shape, tensors, *more])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _arrays(self) -> Iterator[np.ndarray]:

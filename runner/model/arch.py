@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tamis.model.hparams import HParams
+from tamis.model.keys import ArchKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Arch:
     shared_ff: bool = False  # where the file lacks experts' width, those chosen share that of n_ff
     long_factors: bool = False  # LongRoPE: others divide them beyond the first training context
     keys: tuple[str, ...] = ()  # keys of hparams.py that the architecture reads
+    declares: type[ArchKeys] | None = None  # the record of keys that it alone reads
     refused: tuple[str, ...] = ()  # keys that llama.cpp reads there and no graph here
     nonzero: tuple[str, ...] = ()  # keys that may be absent, but not 0: that is another graph
     unread: tuple[str, ...] = ()  # tensors that llama.cpp has no use for: "attn_output.bias"

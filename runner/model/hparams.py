@@ -1,13 +1,14 @@
 """What a model's metadata says about its shape: read once, checked, never changed."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.strings import Strings
+from tamis.model.keys import ArchKeys, Key, Keys, declared
 
 LEAST_HEAD_DIM = 16  # elements that kernels read at once
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
@@ -158,66 +159,57 @@ class HParams:
     n_expert_used: int
     n_ff_expert: int
     sliding_window: int
-    # Not in the text that session files name a model by: it is older than these.
-    n_ff_shared: int = field(default=0, repr=False)  # of the expert that all tokens read
-    recurrent: tuple[int, ...] = field(default=(), repr=False)  # layers that have a state
-    ssm: Ssm = field(default=Ssm(), repr=False)
-    routing: Routing = field(default=Routing(), repr=False)
-    latent: Latent = field(default=Latent(), repr=False)
-    index_eps: float = field(default=0.0, repr=False)  # of the norm of an indexer's keys
-    indexer: Indexer = field(default=Indexer(), repr=False)
-    index_last: bool = field(default=False, repr=False)  # its heads' rotated elements are the last
-    hyper: Hyper = field(default=Hyper(), repr=False)
-    compressed: Compressed = field(default=Compressed(), repr=False)
-    ngrams: Ngrams = field(default=Ngrams(), repr=False)
+    n_ff_shared: int = 0  # of the expert that all tokens read
+    recurrent: tuple[int, ...] = ()  # layers that have a state
+    ssm: Ssm = Ssm()
+    routing: Routing = Routing()
+    latent: Latent = Latent()
+    index_eps: float = 0.0  # of the norm of an indexer's keys
+    indexer: Indexer = Indexer()
+    index_last: bool = False  # its heads' rotated elements are the last
+    hyper: Hyper = Hyper()
+    compressed: Compressed = Compressed()
+    ngrams: Ngrams = Ngrams()
     # What only some architectures have, read where their record names the key; 0: none of it.
-    clamp_experts: tuple[float, ...] = field(default=(), repr=False)  # of gates, a layer's; 0: none
-    clamp_shared: tuple[float, ...] = field(default=(), repr=False)
-    attention_scale: float = field(default=0.0, repr=False)  # 0: head_dim ** -0.5
-    rope_base_swa: float = field(default=0.0, repr=False)  # of sliding-window layers
-    full_every: int = field(default=0, repr=False)  # layers of which one has attention; 0: unsaid
+    clamp_experts: tuple[float, ...] = ()  # of gates, a layer's; 0: none
+    clamp_shared: tuple[float, ...] = ()
+    attention_scale: float = 0.0  # 0: head_dim ** -0.5
+    rope_base_swa: float = 0.0  # of sliding-window layers
+    full_every: int = 0  # layers of which one has attention; 0: unsaid
     temperature: tuple[int, float, float] = field(
         default=(0, 0.0, 0.0), repr=False
     )  # SCALE_BY_POSITION's
-    most_ctx: int = field(default=0, repr=False)  # tokens that the graph is right for; 0: any
-    swa_layers: tuple[int, ...] = field(default=(), repr=False)  # 1: the layer has a window
-    rope_sections: tuple[int, ...] = field(default=(), repr=False)  # rotary pairs of each kind
-    carry_scale: float = field(default=0.0, repr=False)  # of what a layer's parts are added to
-    residual_scale: float = field(default=0.0, repr=False)  # of what a layer's parts add; 0: 1
-    embedding_scale: float = field(default=0.0, repr=False)  # 0: 1
-    logit_scale: float = field(default=0.0, repr=False)  # 0: 1
-    logit_softcap: float = field(default=0.0, repr=False)  # cap: cap * tanh(logit / cap)
-    n_ctx_orig: int = field(default=0, repr=False)  # beyond it LongRoPE has other factors
-    attention_softcap: float = field(default=0.0, repr=False)  # of scores, likewise
-    max_alibi_bias: float = field(default=0.0, repr=False)  # ALiBi: see Model.slopes
+    most_ctx: int = 0  # tokens that the graph is right for; 0: any
+    swa_layers: tuple[int, ...] = ()  # 1: the layer has a window
+    rope_sections: tuple[int, ...] = ()  # rotary pairs of each kind
+    residual_scale: float = 0.0  # of what a layer's parts add; 0: 1
+    embedding_scale: float = 0.0  # 0: 1
+    logit_scale: float = 0.0  # 0: 1
+    logit_softcap: float = 0.0  # cap: cap * tanh(logit / cap)
+    n_ctx_orig: int = 0  # beyond it LongRoPE has other factors
+    attention_softcap: float = 0.0  # of scores, likewise
+    max_alibi_bias: float = 0.0  # ALiBi: see Model.slopes
     # Where layers differ, the shape of each; n_head, n_head_kv and head_dim are then those of
     # layers without a window, n_ff is the largest.
-    layers: tuple[LayerShape, ...] = field(default=(), repr=False)
-    one_cache: bool = field(default=False, repr=False)  # of the most heads that any layer has
-    nope_layers: tuple[int, ...] = field(default=(), repr=False)  # without rotary positions
-    n_token_type: int = field(default=0, repr=False)  # rows of token_types
-    n_rot_swa: int = field(default=0, repr=False)  # of layers with a window; 0: n_rot
-    n_layer_kv: int = field(default=0, repr=False)  # later ones read their keys; 0: all have own
-    n_embd_layer: int = field(default=0, repr=False)  # width of each layer's own embeddings
-    clamp_qkv: float = field(default=0.0, repr=False)  # of Q, K and V
-    has_rms_eps: bool = field(default=False, repr=False)  # beside that of mean and variance
-    gate_least: float = field(default=0.0, repr=False)  # of Kimi Delta Attention's decays
-    yarn_log: float = field(default=0.0, repr=False)  # a tenth of YaRN's mscale_all_dim
-    n_ff_chunk: int = field(default=0, repr=False)  # of experts that groups of experts share
-    group_each: int = field(default=0, repr=False)  # experts of such a group
-    group_scale: float = field(default=0.0, repr=False)  # of what they add
-    n_res_block: int = field(default=0, repr=False)  # layers between kept residuals
-    n_expert_latent: int = field(default=0, repr=False)  # width that experts read; 0: n_embd
-    situ: tuple[float, float] = field(default=(0.0, 0.0), repr=False)  # limits of gates, of ups
-    stacks: tuple[int, int, int] = field(default=(0, 0, 0), repr=False)  # see STACKS
-    lora_ranks: tuple[int, ...] = field(default=(), repr=False)  # of RWKV's products
-    n_rescale: int = field(default=0, repr=False)  # layers after which rows are halved; 0: never
-    n_hash: int = field(default=0, repr=False)  # first layers whose experts a token's id chooses
-    moe_every: int = field(default=0, repr=False)  # layer i may have experts where this divides i+1
-    # Of each layer what xIELU has for exp(x) - 1 - x below 0, for x^2 above it, and for x.
-    xielu: tuple[tuple[float, float, float], ...] = field(default=(), repr=False)
-    parallel: bool = field(default=False, repr=False)  # both parts of a layer read what it reads
-    activation: str = field(default="", repr=False)  # of gates, as the file names it
+    layers: tuple[LayerShape, ...] = ()
+    one_cache: bool = False  # of the most heads that any layer has
+    nope_layers: tuple[int, ...] = ()  # without rotary positions
+    n_token_type: int = 0  # rows of token_types
+    n_rot_swa: int = 0  # of layers with a window; 0: n_rot
+    n_layer_kv: int = 0  # later ones read their keys; 0: all have own
+    n_embd_layer: int = 0  # width of each layer's own embeddings
+    clamp_qkv: float = 0.0  # of Q, K and V
+    gate_least: float = 0.0  # of Kimi Delta Attention's decays
+    yarn_log: float = 0.0  # a tenth of YaRN's mscale_all_dim
+    n_hash: int = 0  # first layers whose experts a token's id chooses
+    parallel: bool = False  # both parts of a layer read what it reads
+    activation: str = ""  # of gates, as the file names it
+    declared: ArchKeys | None = None  # what its architecture declares
+
+    def keys(self, kind: type[Keys]) -> Keys:
+        """The values of the keys that the model's architecture declares as this record."""
+        assert isinstance(self.declared, kind), f"{self.arch} declares no {kind.__name__}"
+        return self.declared
 
     @property
     def group(self) -> int:
@@ -306,12 +298,6 @@ class HParams:
         """What scores of attention are multiplied by."""
         return self.attention_scale or self.head_dim**-0.5
 
-    @property
-    def extras(self) -> dict[str, str]:
-        """What only some architectures have, where it is set."""
-        others = [f for f in fields(self) if not f.repr and getattr(self, f.name) != f.default]
-        return {f.name: repr(getattr(self, f.name)) for f in others}
-
     @staticmethod
     def from_gguf(
         file: GGUFFile,
@@ -320,15 +306,16 @@ class HParams:
         nonzero: Collection[str] = (),
         *,
         full_first: bool = False,
+        declares: type[ArchKeys] | None = None,
     ) -> "HParams":
         """Read and check the hyperparameters. Raises GGUFError naming the key.
 
         keys: those of OPTIONAL_KEYS that this architecture reads. refused: those that it has in
         llama.cpp, but not here: an error where they have an effect. nonzero: those that are an
         error where the file says 0. full_first: of layers that a period of windows is given for,
-        the first has none, else the last.
+        the first has none, else the last. declares: the record of the architecture's own keys.
         """
-        reader = _Reader(file, keys, full_first=full_first)
+        reader = _Reader(file, keys, full_first=full_first, declares=declares)
         reader.refuse(refused)
         reader.refuse_zero(nonzero)
         return reader.hparams()
@@ -361,7 +348,6 @@ NUMBERS = {
     "attention.scale": "attention_scale",
     "attention.output_scale": "attention_scale",
     "residual_scale": "residual_scale",
-    "expert_group_scale": "group_scale",
     "embedding_scale": "embedding_scale",
     "logit_scale": "logit_scale",
     "final_logit_softcapping": "logit_softcap",
@@ -374,12 +360,7 @@ NUMBERS = {
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 LATENT = "attention.kv_lora_rank"  # and the other widths of latent attention
 TOP_K = "attention.indexer.top_k"
-# Of hierarchical reasoning: layers of a stack, high cycles, low cycles of each.
-RES_BLOCK, EXPERT_LATENT = "attn_res.block_size", "expert_latent_length"
-SITU = "activation.situ_beta", "activation.situ_linear_beta"
 STREAMS = "hyper_connection.count"  # and what else is of them
-STACKS = "hrm.layers_per_stack", "hrm.h_cycles", "hrm.l_cycles"
-CHUNK_FF, GROUP_EACH = "expert_chunk_feed_forward_length", "experts_per_group"
 INDEX_BLOCK, INDEX_LOCAL = "attention.indexer.block_size", "attention.indexer.local_blocks"
 DENSE_LEAD = "leading_dense_block_count"  # layers without an indexer, before those that have one
 KPOOL = "attention.indexer.kpool"  # neighbours whose keys of an indexer are pooled
@@ -389,19 +370,13 @@ NGRAM_LAYERS, LOW_RANK = "ple.layers", "hyper_connection.low_rank"
 # Of attention to compressed entries: see Compressed.
 OUT_GROUPS, OUT_RANK = "attention.output_group_count", "attention.output_lora_rank"
 BASE_ENTRIES = "attention.compress_rope_freq_base"
-HASH_LAYERS, XIELU = "hash_layer_count", "xielu.alpha_n"
-LORA_RANK = "attention.decay_lora_rank"  # and the other ranks of RWKV-7's products
-# Of RWKV-6: layers after which rows are halved; and the ranks of its products.
-RESCALE, MIX_RANK = "rescale_every_n_layers", "time_mix_extra_dim"
-MOE_EVERY = "interleave_moe_layer_step"
+HASH_LAYERS = "hash_layer_count"
 CLAMPS, CLAMPS_SHARED = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 OPTIONAL_KEYS = {
     *(SECTIONS, PATTERN, CTX_ORIG, LAYER_NORM_EPS, PARALLEL, *YARN, *NUMBERS),
     *(SCORE, NORM, SCALE, CLAMPS, CLAMPS_SHARED),
-    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, HASH_LAYERS, XIELU, LORA_RANK),
-    *(RESCALE, MIX_RANK, MOE_EVERY),
-    *(STREAMS, *STACKS, RES_BLOCK, EXPERT_LATENT, *SITU, KPOOL),
-    *(CHUNK_FF, GROUP_EACH, INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
+    *(LATENT, FULL_EVERY, HEAT, TOP_K, ACTIVATION, HASH_LAYERS, STREAMS, KPOOL),
+    *(INDEX_BLOCK, INDEX_LOCAL, DENSE_LEAD),
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
     *(HEAD_SWA, HEADS_EACH, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
@@ -421,9 +396,17 @@ class UnsupportedKey(ValueError):
 class _Reader:
     """Typed access to the keys of the file's architecture, with ranges."""
 
-    def __init__(self, file: GGUFFile, keys: Collection[str], *, full_first: bool = False) -> None:
+    def __init__(
+        self,
+        file: GGUFFile,
+        keys: Collection[str],
+        *,
+        full_first: bool = False,
+        declares: type[ArchKeys] | None = None,
+    ) -> None:
         assert set(keys) <= OPTIONAL_KEYS, set(keys) - OPTIONAL_KEYS
         self._file, self._keys, self._full_first = file, keys, full_first
+        self._declares = declares
         self._arch: str = file.get("general.architecture", str)
 
     def refuse(self, keys: Collection[str]) -> None:
@@ -493,11 +476,11 @@ class _Reader:
             n_layer_kv=self._n_layer_kv(),
             n_embd_layer=self._option(EMBD_LAYER, MAX_EMBD),
             full_every=self._option(FULL_EVERY, MAX_LAYER),
+            n_hash=self._option(HASH_LAYERS, MAX_LAYER),
             temperature=self._temperature(),
-            has_rms_eps=LAYER_NORM_EPS in self._keys and self._number(RMS_EPS, 0, 1, default=0) > 0,
             parallel=self._flag(PARALLEL),
             activation=self._get(ACTIVATION, str, "") if ACTIVATION in self._keys else "",
-            **self._of_few(),
+            declared=self._declared(self._declares) if self._declares else None,
             **self._numbers(),
         )
 
@@ -547,8 +530,8 @@ class _Reader:
     def _heads(self, n_embd: int) -> tuple[int, int, int]:
         """Heads, KV heads and elements of a head."""
         has_state = self._count("ssm.state_size", 1 << 12, default=0, least=0) > 0
-        has_state = has_state or LORA_RANK in self._keys or MIX_RANK in self._keys
-        n_head = self._count("attention.head_count", MAX_EMBD, least=0 if has_state else 1)
+        may_be_none = has_state or not self._attends()
+        n_head = self._count("attention.head_count", MAX_EMBD, least=0 if may_be_none else 1)
         if n_head == 0 or not self._attends():
             return 1, 1, LEAST_HEAD_DIM  # all layers are recurrent: none has a KV cache
         if LATENT in self._keys:
@@ -818,69 +801,31 @@ class _Reader:
         group = max(own.n_head // own.n_head_kv for own in layers)
         return group * n_head_kv, n_head_kv, widths.pop()
 
-    def _of_few(self) -> dict[str, Any]:
-        """What one architecture each has."""
-        return {
-            "stacks": self._stacks(),
-            "lora_ranks": self._lora_ranks(),
-            "n_rescale": self._option(RESCALE, MAX_LAYER),
-            "n_hash": self._option(HASH_LAYERS, MAX_LAYER),
-            "moe_every": self._option(MOE_EVERY, MAX_LAYER),
-            "xielu": self._xielu(),
-            "n_ff_chunk": self._option(CHUNK_FF, 1 << 22),
-            "group_each": self._option(GROUP_EACH, MAX_EXPERT),
-            "n_res_block": self._option(RES_BLOCK, MAX_LAYER),
-            "n_expert_latent": self._option(EXPERT_LATENT, MAX_EMBD),
-            "situ": self._situ(),
-        }
+    def _declared(self, kind: type[ArchKeys]) -> ArchKeys:
+        values: dict[str, Any] = {}
+        for f, key in declared(kind):
+            if key.each_layer:
+                values[f.name] = tuple(self._floats(key))
+            elif f.type in (int, "int"):
+                default = None if key.default is None else int(key.default)
+                most, least = int(key.high), int(key.low)
+                values[f.name] = self._count(key.name, most, default=default, least=least)
+            else:
+                values[f.name] = self._number(key.name, key.low, key.high, default=key.default)
+        return kind(**values)
 
-    def _situ(self) -> tuple[float, float]:
-        if not set(SITU) <= set(self._keys):
-            return 0.0, 0.0
-        gate, up = SITU
-        return self._number(gate, 1e-6, 1e6), self._number(up, -1e6, 1e6)
-
-    def _lora_ranks(self) -> tuple[int, ...]:
-        if MIX_RANK in self._keys:
-            return tuple(self._count(key, MAX_EMBD) for key in (MIX_RANK, "time_decay_extra_dim"))
-        if LORA_RANK not in self._keys:
-            return ()
-        names = ("decay", "iclr", "value_residual_mix", "gate")
-        keys = [f"attention.{name}_lora_rank" for name in names]
-        found = {self._count(key, MAX_EMBD, default=0, least=0) for key in keys}
-        return tuple(sorted(found - {0}))
-
-    def _xielu(self) -> tuple[tuple[float, float, float], ...]:
-        """Raises GGUFError where what is cut off near 0 could be seen."""
-        if XIELU not in self._keys:
-            return ()
-        low, high, slope, eps = (
-            self._floats(f"xielu.{name}") for name in ("alpha_n", "alpha_p", "beta", "eps")
-        )
-        if min(eps) < -1e-5:
-            raise self._file.error(f"is {min(eps)}, expected at least -1e-05", key="xielu.eps")
-        return tuple(
-            (c + float(np.logaddexp(0, a)), float(np.logaddexp(0, b)), c)
-            for a, b, c in zip(low, high, slope, strict=True)
-        )
-
-    def _floats(self, key: str) -> list[float]:
+    def _floats(self, of: Key) -> list[float]:
         """A number of each layer, of a key without the architecture; or one for all."""
-        n_layer, value = self._n_layer(), self._file.metadata.get(key)
+        n_layer, key = self._n_layer(), of.name
+        value = self._file.metadata.get(key)
         found = np.full(n_layer, value) if isinstance(value, float | int) else value
         own = found[:n_layer] if isinstance(found, np.ndarray) else np.zeros(0)
         if len(own) < n_layer or own.dtype.kind != "f" or not np.isfinite(own).all():
             raise self._file.error(f"is {value!r}, expected {n_layer} finite numbers", key=key)
+        for wrong in own[(own < of.low) | (own > of.high)][:1]:
+            what = f"has {wrong}, expected numbers from {of.low} to {of.high}"
+            raise self._file.error(what, key=key)
         return [float(x) for x in own]
-
-    def _stacks(self) -> tuple[int, int, int]:
-        """Raises GGUFError where the file has not as many layers as all passes have together."""
-        if not set(STACKS) <= set(self._keys):
-            return 0, 0, 0
-        n, n_high, n_low = (self._count(key, MAX_LAYER) for key in STACKS)
-        if (n_layer := self._n_layer()) != n * n_high * (n_low + 1):
-            self._fail("block_count", f"is {n_layer}, expected {n} * {n_high} * ({n_low} + 1)")
-        return n, n_high, n_low
 
     def _nope_layers(self) -> tuple[int, ...]:
         n_layer = self._n_layer()

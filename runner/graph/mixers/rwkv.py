@@ -1,7 +1,7 @@
 """RWKV-7's time mixing (Peng et al. 2025, arXiv 2503.14456): a delta rule of vectors' own rates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,16 +17,29 @@ from tamis.graph.recurrent import (
     whole,
 )
 from tamis.jit_kernels.contract import ops
-from tamis.model.hparams import HParams
+from tamis.model.hparams import MAX_EMBD, HParams
+from tamis.model.keys import ArchKeys, key
 from tamis.model.weights import Tensor
 
 LEAST_DECAY = -0.606531  # exp(-0.5): decays are above exp of this
 NORM_EPS = 64e-5
 
 
+@dataclass(frozen=True, slots=True)
+class RankKeys(ArchKeys):
+    """Ranks of RWKV-7's low-rank products; 0: the file does not say."""
+
+    decay: int = key("attention.decay_lora_rank", 0, MAX_EMBD, 0)
+    iclr: int = key("attention.iclr_lora_rank", 0, MAX_EMBD, 0)
+    value: int = key("attention.value_residual_mix_lora_rank", 0, MAX_EMBD, 0)
+    gate: int = key("attention.gate_lora_rank", 0, MAX_EMBD, 0)
+
+
 def rwkv_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     """Shapes of the tensors of time mixing."""
-    n, any_rank = hp.n_embd, f"{'|'.join(map(str, hp.lora_ranks))}"
+    n, ranks = hp.n_embd, hp.keys(RankKeys)
+    known = {ranks.decay, ranks.iclr, ranks.value, ranks.gate} - {0}
+    any_rank = "|".join(map(str, sorted(known)))
     square = ("key", "value", "receptance", "output")
     return {
         **{f"time_mix_{name}": (n, n) for name in square},

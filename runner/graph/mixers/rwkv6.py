@@ -1,7 +1,7 @@
 """RWKV-6's time mixing (Peng et al. 2024, arXiv 2404.05892): linear attention that decays."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,14 +12,24 @@ from tamis.graph.mixers.latent import every_head
 from tamis.graph.mixers.rwkv import NORM_EPS, shifted
 from tamis.graph.norm import mapped, record_layer_norm, record_row_added
 from tamis.graph.recurrent import Part, Scan, copied, gated, linear_scan, recurrence, whole
-from tamis.model.hparams import HParams
+from tamis.model.hparams import MAX_EMBD, HParams
+from tamis.model.keys import ArchKeys, key
 
 MIXED = "wkvrg"  # what rows are made for: decays, keys, values, receptances, gates
 
 
+@dataclass(frozen=True, slots=True)
+class RankKeys(ArchKeys):
+    """Ranks of RWKV-6's low-rank products."""
+
+    mix: int = key("time_mix_extra_dim", 1, MAX_EMBD)
+    decay: int = key("time_decay_extra_dim", 1, MAX_EMBD)
+
+
 def rwkv6_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
     """Shapes of the tensors of time mixing."""
-    n, (mix, decay) = hp.n_embd, hp.lora_ranks
+    n, ranks = hp.n_embd, hp.keys(RankKeys)
+    mix, decay = ranks.mix, ranks.decay
     any_heads = "|".join(str(m) for m in range(hp.ssm.n_key, n + 1, hp.ssm.n_key))
     return {
         **{f"time_mix_{name}": (n, n) for name in ("receptance", "gate", "output")},

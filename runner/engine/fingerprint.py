@@ -1,0 +1,92 @@
+"""What a session file is named by: the shapes of its model, as text.
+
+The lists say which hyperparameters count, and in which order: files are compared by this text, so a
+name keeps its place, and a new one goes to the end of LATER. tests/engine/test_fingerprint.py holds
+that each hyperparameter is listed.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from tamis.model.hparams import HParams
+from tamis.model.keys import declared
+
+# Of every model.
+ALWAYS = (
+    "arch",
+    "n_ctx_train",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_head_kv",
+    "head_dim",
+    "n_ff",
+    "n_vocab",
+    "n_rot",
+    "rms_eps",
+    "rope_base",
+    "rope_scaling",
+    "n_expert",
+    "n_expert_used",
+    "n_ff_expert",
+    "sliding_window",
+)
+# Where the file, or the architecture, sets them.
+LATER = (
+    "n_ff_shared",
+    "recurrent",
+    "ssm",
+    "routing",
+    "latent",
+    "index_eps",
+    "indexer",
+    "index_last",
+    "hyper",
+    "compressed",
+    "ngrams",
+    "clamp_experts",
+    "clamp_shared",
+    "attention_scale",
+    "rope_base_swa",
+    "full_every",
+    "temperature",
+    "most_ctx",
+    "swa_layers",
+    "rope_sections",
+    "residual_scale",
+    "embedding_scale",
+    "logit_scale",
+    "logit_softcap",
+    "n_ctx_orig",
+    "attention_softcap",
+    "max_alibi_bias",
+    "layers",
+    "one_cache",
+    "nope_layers",
+    "n_token_type",
+    "n_rot_swa",
+    "n_layer_kv",
+    "n_embd_layer",
+    "clamp_qkv",
+    "gate_least",
+    "yarn_log",
+    "n_hash",
+    "parallel",
+    "activation",
+)
+
+
+def shape_text(hp: HParams) -> list[Any]:
+    """The hyperparameters that tell models apart, as a list that JSON can hold.
+
+    A text of ALWAYS; then a record of those of LATER that are set, if any; then one of the keys
+    that the architecture declares and the file sets. Values are written as Python writes them.
+    """
+    always = ", ".join(f"{name}={getattr(hp, name)!r}" for name in ALWAYS)
+    usual = {f.name: f.default for f in fields(HParams)}
+    later = {name: repr(value) for name in LATER if (value := getattr(hp, name)) != usual[name]}
+    own = {}
+    for f, key in declared(type(hp.declared)) if hp.declared else ():
+        if (value := getattr(hp.declared, f.name)) != key.default:
+            own[key.name] = repr(value)
+    return [f"HParams({always})", *([later] if later else []), *([own] if own else [])]
