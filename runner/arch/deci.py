@@ -24,7 +24,7 @@ def layer(g: Graph, il: int) -> None:
     if il not in g.hp.recurrent:
         add(g, self_attention(g, il, norm(g, g.x, w.attn_norm)))
     else:
-        _ = w.attn_output.bias  # llama.cpp adds it only where there is attention
+        w.attn_output.leave_bias()  # llama.cpp adds it only where there is attention
         if w.attn_output:
             product = replace(w.attn_output, added=None)
             add(g, linear(g, norm(g, g.x, w.attn_norm), product))

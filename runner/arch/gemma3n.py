@@ -44,7 +44,7 @@ def layer(g: Graph, il: int) -> None:
     mapped(g, g.x, g.x, outer=0.5**0.5)
     add(g, norm_of(g, _mlp(g, il, norm(g, g.x, w.ffn_norm)), w.post_ffw_norm))
     streams = _correct(g, w, predicted)
-    scale = Part(w.altup_correct_scale.vector, 0, n)
+    scale = Part(w.altup_correct_scale.vector(), 0, n)
     scaled = gated(g, "altup_scaled", scale, "none", _stream(streams, 0))
     own = summed(g, embedded(g, il, scaled, w), g.ws.rows("branch", n))
     _add_each(g, streams, Part(np.array([0, 1, 1, 1], np.float32), 0, 1, N_STREAM, 1), own)
@@ -123,7 +123,7 @@ def _coefficients(g: Graph, w: Tensors, x: np.ndarray, matrix: Tensor) -> np.nda
     """The product of the matrix and what a router says of x; f32 [n_tok, n_out]."""
     (routed,) = linears(g, norm(g, x, w.altup_router_norm), w.altup_router)
     mapped(g, routed, routed, "tanh", inner=1 / g.hp.n_embd)
-    columns = np.ascontiguousarray(matrix.vector.T)  # products are of longer rows than these
+    columns = np.ascontiguousarray(matrix.vector().T)  # products are of longer rows than these
     n = columns.size
     each = g.ws.rows("altup_columns", N_STREAM, n // N_STREAM)
     copied(g, Part(columns.reshape(-1), 0, n), Part(each, 0, n))

@@ -29,7 +29,7 @@ def layer(g: Graph, il: int) -> None:
     if g.hp.n_embd_layer:
         add(g, embedded(g, il, g.x, w))
     if w.layer_output_scale:
-        mapped(g, g.x, g.x, outer=float(w.layer_output_scale.vector[0]))
+        mapped(g, g.x, g.x, outer=float(w.layer_output_scale.vector()[0]))
 
 
 def attended(g: Graph, il: int, h: Source) -> Product:
@@ -40,7 +40,8 @@ def attended(g: Graph, il: int, h: Source) -> Product:
     """
     w, own = g.weights(il), g.hp.of(il)
     if g.model.kv_layer(il) != il:
-        _ = w.attn_q.bias, w.attn_k.bias, w.attn_v.bias
+        for projection in (w.attn_q, w.attn_k, w.attn_v):
+            projection.leave_bias()
         (q,) = linears(g, h, replace(w.attn_q, added=None))
         finished = append(g, il, rope(g, il, q, w.attn_q_norm))
         return linear(g, attention(g, il, finished), w.attn_output)
@@ -57,13 +58,13 @@ def attended(g: Graph, il: int, h: Source) -> Product:
 def _experts(g: Graph, il: int) -> Source:
     """The chosen experts, beside the dense part; they are chosen by another norm of the rows."""
     w, n = g.weights(il), g.hp.n_embd
-    scale = w["ffn_gate_inp.scale"].vector / math.sqrt(n)
+    scale = w["ffn_gate_inp.scale"].vector() / math.sqrt(n)
     rows = record_norm(g, Source(g.x, "norm", scale, g.hp.rms_eps), g.ws.rows("routed", n))
     (logits,) = linears(g, rows, w.ffn_gate_inp)
     x = record_norm(g, norm(g, g.x, w.pre_ffw_norm_2), g.ws.rows("ffn_norm", n))
     chosen = route(g, logits, w.exp_probs_b)
     if w["ffn_down_exps.scale"]:
-        chosen = weighed(g, chosen, w["ffn_down_exps.scale"].vector)
+        chosen = weighed(g, chosen, w["ffn_down_exps.scale"].vector())
     y = summed(g, chosen_experts(g, il, x, chosen), g.ws.rows("experts", n))
     return norm(g, y, w.post_ffw_norm_2)
 

@@ -35,7 +35,7 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     if il == 0:
         mapped(g, g.x, high)
-        record_row_added(g, g.x, g.model.weights.top["hrm.z_l_init"].vector)
+        record_row_added(g, g.x, g.model.weights.top["hrm.z_l_init"].vector())
     elif at == 0:
         mapped(g, low, g.x)
         mapped(g, high, g.x, add=True)

@@ -15,15 +15,17 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il; with a second norm, what it reads is added again before that."""
     w = g.weights(il)
     # Biases of norms that the file has not have no effect.
-    _ = [each.bias for each in (w.attn_q_norm, w.attn_k_norm, w.attn_norm_2) if not each]
+    for each in (w.attn_q_norm, w.attn_k_norm, w.attn_norm_2):
+        if not each:
+            each.leave_bias()
     if il == 0:
         begin(g)
     before = mapped(g, g.x, g.ws.rows("before", g.hp.n_embd)) if w.attn_norm_2 else None
     add(g, self_attention(g, il, Source(g.x)))
-    norm_rows(g, g.x, w.attn_output_norm.vector, w.attn_output_norm.bias)
+    norm_rows(g, g.x, w.attn_output_norm.vector(), w.attn_output_norm.bias())
     if before is not None:
         mapped(g, before, g.x, add=True)
-        norm_rows(g, g.x, w.attn_norm_2.vector, w.attn_norm_2.bias)
+        norm_rows(g, g.x, w.attn_norm_2.vector(), w.attn_norm_2.bias())
     read(g, il)
 
 

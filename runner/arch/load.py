@@ -160,10 +160,12 @@ def _reading_both_ways(file: GGUFFile, hp: HParams, arch: Arch) -> Arch:
 def _factors(top: Tensors, hp: HParams, arch: Arch) -> tuple[np.ndarray | None, np.ndarray | None]:
     """What divides rotary frequencies, up to hp.n_ctx_orig tokens and beyond; None: nothing."""
     if top.rope_freqs:
-        factors = top.rope_freqs.vector  # read, if only to be left out
-        return (factors if arch.rope_factors else None), None
+        if arch.rope_factors:
+            return top.rope_freqs.vector(), None
+        top.rope_freqs.leave()
+        return None, None
     if arch.long_factors and top.rope_factors_long and top.rope_factors_short:
-        return top.rope_factors_short.vector, top.rope_factors_long.vector
+        return top.rope_factors_short.vector(), top.rope_factors_long.vector()
     return None, None
 
 

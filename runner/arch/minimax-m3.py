@@ -29,9 +29,9 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
     names = "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj"
     q, k, v, index_q, index_k = linears(g, h, *(w[name] for name in names))
     angles = g.angles(g.model.rope_of(il))
-    queries = Heads(index_q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
+    queries = Heads(index_q.reshape(len(q), -1, n), w["indexer.q_norm"].vector(), angles)
     apart = angles if n < g.hp.head_dim else None
-    keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector, apart)
+    keys = Heads(index_k.reshape(len(q), -1, n), w["indexer.k_norm"].vector(), apart)
     index = Index(queries, keys, None, g.ws.scratch, g.model.arch.index_neox)
     queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)
     finished = append(g, il, queries, keys, v, index)

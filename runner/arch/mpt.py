@@ -17,9 +17,9 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     if not w.attn_q_norm and w.attn_k_norm:  # keys are normed where queries are
-        _ = w.attn_k_norm.vector, w.attn_k_norm.bias
+        w.attn_k_norm.leave()
     n_kv = g.hp.of(il).n_embd_kv
-    if w.attn_q_norm and len(w.attn_k_norm.vector) != n_kv:
+    if w.attn_q_norm and len(w.attn_k_norm.vector()) != n_kv:
         raise MissingTensor(f"{w.attn_k_norm.name}.weight of {n_kv} elements")
     h = norm(g, g.x, w.attn_norm)
     add(g, self_attention(g, il, h, normed_heads=bool(w.attn_q_norm)))
@@ -31,7 +31,7 @@ def _scaled(g: Graph, il: int, h: Source) -> Product:
     """The feed-forward part of files whose activations were scaled before they were quantized."""
     w = g.weights(il)
     (up,) = linears(g, h, w.ffn_up)
-    scales = Part(1 / w["ffn.act.scales"].vector, 0, g.hp.n_ff)
+    scales = Part(1 / w["ffn.act.scales"].vector(), 0, g.hp.n_ff)
     return linear(g, gated(g, "gated", whole(up), "gelu", scales), w.ffn_down)
 
 

@@ -51,7 +51,7 @@ def _mamba(g: Graph, il: int, h: Source) -> Product:
     ):
         normed_part(g, Part(bcdt, first, n), weights, to)
     (raw,) = linears(g, rank, replace(w.ssm_dt, added=None))  # `steps` adds it
-    dt, decay = steps(g, whole(raw), w.ssm_dt, w.ssm_a.vector)
+    dt, decay = steps(g, whole(raw), w.ssm_dt, w.ssm_a.vector())
     assert decay is not None
     out = g.ws.rows("scan", s.n_inner)
 
@@ -60,7 +60,7 @@ def _mamba(g: Graph, il: int, h: Source) -> Product:
             Part(xbc, first, s.n_state, 1, s.n_state) for first in (s.n_inner, width - s.n_state)
         )
         v = Part(xbc, 0, head_v, n_head, head_v)
-        scan = Scan("add", q=c, k=b, v=v, decay=decay, beta=dt, skip=w.ssm_d.vector)
+        scan = Scan("add", q=c, k=b, v=v, decay=decay, beta=dt, skip=w.ssm_d.vector())
         linear_scan(g, state, scan, out)
 
     recurrence(g, il, [xbc, dt, decay], out, record)

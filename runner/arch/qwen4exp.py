@@ -59,12 +59,12 @@ def _index(g: Graph, il: int, h: Source) -> Index:
     q, k = linears(g, h, w["indexer.q_proj"], w["indexer.k_proj"])
     if block > 1:
         k = pooled(g, il, "index_pooled", k, None, np.zeros((block, n), np.float32), block)
-    keys = Heads(k.reshape(len(k), 1, n), w["indexer.k_norm"].vector)
+    keys = Heads(k.reshape(len(k), 1, n), w["indexer.k_norm"].vector())
     if block > 1:
         back = turned_by(g.frequencies(g.model.rope_of(il)), len(k), 1 - block)
         keys = replace(keys, angles=back)
     normed = record_norm_rope(g, keys)
-    queries = Heads(q.reshape(len(q), -1, n), w["indexer.q_norm"].vector, angles)
+    queries = Heads(q.reshape(len(q), -1, n), w["indexer.q_norm"].vector(), angles)
     even = np.ones((len(q), indexer.n_head), np.float32)
     keys = Heads(normed, angles=angles if n < g.hp.head_dim else None)
     return Index(queries, keys, even, g.ws.scratch, g.model.arch.index_neox)

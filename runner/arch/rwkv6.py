@@ -28,7 +28,7 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     add(g, time_mix(g, il, _normed(g, w.attn_norm)))
-    rates = [x.vector.reshape(-1) for x in (w.channel_mix_lerp_k, w.channel_mix_lerp_r)]
+    rates = [x.vector().reshape(-1) for x in (w.channel_mix_lerp_k, w.channel_mix_lerp_r)]
     xk, xr = shifted(g, il, _normed(g, w.attn_norm_2), rates, "channel_mix_x")
     (key,), (share,) = linears(g, xk, w.channel_mix_key), linears(g, xr, w.channel_mix_receptance)
     (value,) = linears(g, mapped(g, key, key, "relu2"), w.channel_mix_value)
@@ -40,7 +40,7 @@ def layer(g: Graph, il: int) -> None:
 
 def _normed(g: Graph, w: Tensor) -> np.ndarray:
     y = g.ws.rows("mix_norm", g.hp.n_embd)
-    record_layer_norm(g, g.x, y, w.vector, w.bias)
+    record_layer_norm(g, g.x, y, w.vector(), w.bias())
     return y
 
 

@@ -17,7 +17,7 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     add(g, time_mix(g, il, _normed(g, w.attn_norm)))
-    h, rate = _normed(g, w.attn_norm_2), w.channel_mix_lerp_k.vector.reshape(-1)
+    h, rate = _normed(g, w.attn_norm_2), w.channel_mix_lerp_k.vector().reshape(-1)
     (x,) = shifted(g, il, h, [rate], "channel_mix_x")
     (key,) = linears(g, x, w.channel_mix_key)
     add(g, linear(g, mapped(g, key, key, "relu2"), w.channel_mix_value))
@@ -25,7 +25,7 @@ def layer(g: Graph, il: int) -> None:
 
 def _normed(g: Graph, w: Tensor) -> np.ndarray:
     y = g.ws.rows("mix_norm", g.hp.n_embd)
-    record_layer_norm(g, g.x, y, w.vector, w.bias)
+    record_layer_norm(g, g.x, y, w.vector(), w.bias())
     return y
 
 

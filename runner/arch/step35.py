@@ -14,7 +14,7 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     if not w.ffn_gate_inp:
-        _ = w.exp_probs_b.bias  # there are no experts to choose
+        w.exp_probs_b.leave_bias()  # there are no experts to choose
     add(g, gated_self_attention(g, il, norm(g, g.x, w.attn_norm), "sigmoid"))
     add(g, feed_forward(g, il, norm(g, g.x, w.ffn_norm)))
 

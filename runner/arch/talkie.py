@@ -20,7 +20,7 @@ def layer(g: Graph, il: int) -> None:
     if il == 0:
         mapped(g, g.x, embedded)
     q, k, v = linears(g, norm(g, g.x, w.attn_norm), w.attn_q, w.attn_k, w.attn_v)
-    gains = np.repeat(w.attn_q_norm.vector, head_dim, axis=1)  # a head's is one number
+    gains = np.repeat(w.attn_q_norm.vector(), head_dim, axis=1)  # a head's is one number
     queries, keys = (x.reshape(len(x), -1, head_dim) for x in (q, k))
     angles = g.angles(0)
     finished = append(
@@ -32,7 +32,7 @@ def layer(g: Graph, il: int) -> None:
     )
     add(g, linear(g, attention(g, il, finished), w.attn_output))
     add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
-    mapped(g, embedded, g.x, outer=float(w.layer_output_scale.vector[0]), add=True)
+    mapped(g, embedded, g.x, outer=float(w.layer_output_scale.vector()[0]), add=True)
 
 
 def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:

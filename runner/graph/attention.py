@@ -31,10 +31,10 @@ def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
     """
     arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
     heads = x.reshape(len(x), -1, head_dim)
-    norm = w_norm.vector if w_norm else None
+    norm = w_norm.vector() if w_norm else None
     is_joint = norm is not None and norm.shape == (x.shape[1],) != (head_dim,)
     if norm is not None and (arch.norm == "layer" or is_joint):
-        norm_rows(g, x, norm, w_norm.bias)
+        norm_rows(g, x, norm, w_norm.bias())
         norm = None
     angles = None if g.model.is_nope(layer) else g.angles(g.model.rope_of(layer))
     return Heads(heads, norm, angles, arch.norm_after_rope)
@@ -131,7 +131,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     g.rec.program.transfer(g.rec.step, out, *([] if lse is None else [lse]))
     g.hooks.attended(g, layer)
     if sinks:
-        own_sinks = sinks.vector
+        own_sinks = sinks.vector()
         if hp.padded:  # of a head that the layer lacks, any
             own_sinks = own_sinks[Places.of(hp, layer).queries]
         g.rec.program.add(

@@ -380,7 +380,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
     table, learned = g.model.weights.top.position_embd, None
     if g.model.arch.positions == "all" or (g.model.arch.positions and table):
-        learned = table.vector
+        learned = table.vector()
     rows = [] if learned is None else [g.x]
     g.rec.program.transfer(g.rec.step, *rows)
     # Angles that no layer reads have no buffers.
@@ -405,7 +405,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
 
 def record_embedding(g: Graph) -> None:
     """Record g.x from the token ids."""
-    table = g.model.weights.token_embd.matrix
+    table = g.model.weights.token_embd.matrix()
     row_bytes = table.data.nbytes // table.n_out
     g.rec.program.add(
         ops.EMBED,
@@ -424,7 +424,7 @@ def record_embedding(g: Graph) -> None:
     if g.model.arch.norm_embedding:
         w = g.model.weights.top.token_embd_norm
         plain = g.model.arch.norm_embedding == "plain"
-        norm_rows(g, g.x, ones(g.hp.n_embd) if plain else w.vector, w.bias)
+        norm_rows(g, g.x, ones(g.hp.n_embd) if plain else w.vector(), w.bias())
 
 
 def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:

@@ -12,7 +12,7 @@ def encoder_layer(g: Graph, il: int) -> None:
     if il == 0:
         begin(g)
     add(g, self_attention(g, il, Source(g.x)))
-    norm_rows(g, g.x, w.attn_output_norm.vector, w.attn_output_norm.bias)
+    norm_rows(g, g.x, w.attn_output_norm.vector(), w.attn_output_norm.bias())
     read(g, il)
 
 
@@ -20,12 +20,12 @@ def read(g: Graph, il: int) -> None:
     """Record the feed-forward part of layer il, and the norm after it."""
     w = g.weights(il)
     add(g, feed_forward(g, il, Source(g.x)))
-    norm_rows(g, g.x, w.layer_output_norm.vector, w.layer_output_norm.bias)
+    norm_rows(g, g.x, w.layer_output_norm.vector(), w.layer_output_norm.bias())
 
 
 def begin(g: Graph) -> None:
     """Record what is done to the token embeddings: all are of the first type, and are normed."""
     top = g.model.weights.top
     if top.token_types:
-        record_rows_added(g, top.token_types.vector[:1])
-    norm_rows(g, g.x, top.token_embd_norm.vector, top.token_embd_norm.bias)
+        record_rows_added(g, top.token_types.vector()[:1])
+    norm_rows(g, g.x, top.token_embd_norm.vector(), top.token_embd_norm.bias())

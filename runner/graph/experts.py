@@ -68,7 +68,7 @@ def shared_expert(g: Graph, il: int, x: np.ndarray) -> Product:
 
 def _as_matrix(tensor: Tensor) -> Tensor:
     """A vector as a matrix of one row."""
-    row = tensor.vector
+    row = tensor.vector()
     return replace(tensor, data=QTensor(row.view(np.uint8), "F32", 1, len(row)))
 
 
@@ -141,7 +141,9 @@ def route(g: Graph, logits: np.ndarray, bias: Tensor, table: Tensor | None = Non
     chosen = Chosen(
         g.ws.rows("expert_ids", n_used, dtype=np.int32), g.ws.rows("expert_weights", n_used)
     )
-    added = bias.bias if bias.bias is not None else bias.vector if bias else None
+    added = bias.bias()
+    if added is None and bias:
+        added = bias.vector()
     has_keys = added is not None or routing.n_group > 1
     norm = arch.normalize_experts if routing.norm is None else routing.norm
     g.rec.program.add(
@@ -152,7 +154,7 @@ def route(g: Graph, logits: np.ndarray, bias: Tensor, table: Tensor | None = Non
         bias=added,
         keys=g.ws.rows("expert_keys", g.hp.n_expert) if has_keys else None,
         tokens=None if table is None else g.ws.ids,
-        table=None if table is None else table.vector,
+        table=None if table is None else table.vector(),
         ids=chosen.ids,
         weights=chosen.weights,
         n_expert=g.hp.n_expert,
@@ -186,11 +188,11 @@ def _factors(g: Graph, factors: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.ndarray:
     """y[slot] = x @ w[expert of slot].T + its bias; x has one row a token, or one a slot."""
     y = products(g, x, tensor, ids, g.hp.n_expert)
-    if tensor.bias is not None:
+    if (bias := tensor.bias()) is not None:
         g.rec.program.add(
             ops.MOE_BIAS,
             step=g.rec.step,
-            bias=tensor.bias,
+            bias=bias,
             ids=ids,
             y=y,
             n=y.shape[2],
@@ -204,7 +206,7 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
 
     x has one row a token, or one a slot; ids int32 [n_tok, n_used].
     """
-    w, n_used = tensor.matrix, ids.shape[1]
+    w, n_used = tensor.matrix(), ids.shape[1]
     n_out = w.n_out // n_matrix
     y = g.ws.rows(tensor.label, n_used, n_out)
     g.rec.program.add(
@@ -224,7 +226,7 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
         x_per_slot=x.ndim - 2,
         scratch=g.ws.experts(w.n_in, n_used, n_matrix),
     )
-    if (scale := tensor.scale) is not None:
+    if (scale := tensor.scale()) is not None:
         each = scale if scale.size == n_matrix else np.repeat(scale, n_matrix)
         rows = Part(y, 0, n_out, n_used, n_out)
         gate_rows(g, Part(_factors(g, each, ids), 0, 1, n_used, 1), "none", rows, rows)

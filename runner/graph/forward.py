@@ -189,8 +189,9 @@ def output_normed(model: Model, rows: np.ndarray) -> np.ndarray:
         x -= x.mean(axis=1, keepdims=True)
     x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + model.hp.rms_eps)
     if arch.weighted:
-        x *= w.vector
-    return (x if w.bias is None else x + w.bias).astype(np.float32)
+        x *= w.vector()
+    bias = w.bias()
+    return (x if bias is None else x + bias).astype(np.float32)
 
 
 class Answer:

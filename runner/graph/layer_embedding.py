@@ -16,10 +16,10 @@ from tamis.model.weights import Tensors
 def layer_embeddings(g: Graph, x: np.ndarray) -> None:
     """Record what all layers add, from the token ids and the embeddings x, f32 [n_tok, n_embd]."""
     top, hp = g.model.weights.top, g.hp
-    table, n = top.per_layer_token_embd.matrix, hp.n_layer * hp.n_embd_layer
+    table, n = top.per_layer_token_embd.matrix(), hp.n_layer * hp.n_embd_layer
     (projected,) = linears(g, x, top.per_layer_model_proj)
     mapped(g, projected, projected, outer=hp.n_embd**-0.5)
-    norm_heads(g, projected.reshape(len(x), hp.n_layer, -1), top.per_layer_proj_norm.vector)
+    norm_heads(g, projected.reshape(len(x), hp.n_layer, -1), top.per_layer_proj_norm.vector())
     own = g.ws.rows("layer_embeddings", n)
     g.rec.program.add(
         ops.EMBED,

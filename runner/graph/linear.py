@@ -57,7 +57,7 @@ def linears(g: Graph, rows: Source | np.ndarray, *ws: Tensor) -> list[np.ndarray
 
     They may run at the same time. Each is in the buffer of its tensor's name.
     """
-    outputs = [_Output(w, g.ws.rows(w.label, w.matrix.n_out)) for w in ws]
+    outputs = [_Output(w, g.ws.rows(w.label, w.matrix().n_out)) for w in ws]
     _record(g, _source(rows), outputs)
     return [output.y for output in outputs]
 
@@ -79,10 +79,10 @@ def _source(rows: Source | np.ndarray) -> Source:
 
 def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
     """Products of matrices with a scale are multiplied by it, then their bias is added."""
-    plain = [output if output.w.scale is None else _unscaled(g, output) for output in outputs]
+    plain = [output if output.w.scale() is None else _unscaled(g, output) for output in outputs]
     _record_plain(g, rows, plain)
     for output, product in zip(outputs, plain, strict=True):
-        if (scale := output.w.scale) is not None:
+        if (scale := output.w.scale()) is not None:
             _record_scale(g, product.y, output, float(scale[0]))
     _record_deltas(g, rows, outputs)
 
@@ -90,12 +90,12 @@ def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
 def _unscaled(g: Graph, output: _Output) -> _Output:
     """The product alone, where it is not added to anything."""
     w = replace(output.w, factor=None, added=None, adapted=None)
-    y = g.ws.rows("unscaled", w.matrix.n_out) if output.add else output.y
+    y = g.ws.rows("unscaled", w.matrix().n_out) if output.add else output.y
     return _Output(w, y)
 
 
 def _record_scale(g: Graph, x: np.ndarray, output: _Output, scale: float) -> None:
-    n, bias = output.y[0].size, output.w.bias
+    n, bias = output.y[0].size, output.w.bias()
     fields: dict[str, Any] = {"step": g.rec.step, "n": n}
     add = int(output.add)
     g.rec.program.add(
@@ -106,14 +106,14 @@ def _record_scale(g: Graph, x: np.ndarray, output: _Output, scale: float) -> Non
 
 
 def _record_plain(g: Graph, rows: Source, outputs: list[_Output]) -> None:
-    forms = itertools.groupby(outputs, lambda p: ops.packed_form(p.w.matrix.type))
+    forms = itertools.groupby(outputs, lambda p: ops.packed_form(p.w.matrix().type))
     for form, group in forms:
         _record_form(g, rows, form, list(group))
 
 
 def _record_deltas(g: Graph, rows: Source, outputs: list[_Output]) -> None:
     """Record what adapters add to the products: y += rows @ a.T @ b.T."""
-    deltas = [(output, delta) for output in outputs if (delta := output.w.delta) is not None]
+    deltas = [(output, delta) for output in outputs if (delta := output.w.delta()) is not None]
     if not deltas:
         return
     inner = []
@@ -128,7 +128,7 @@ def _record_deltas(g: Graph, rows: Source, outputs: list[_Output]) -> None:
 
 
 def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> None:
-    n_in = outputs[0].w.matrix.n_in
+    n_in = outputs[0].w.matrix().n_in
     packed = g.ws.packed_rows(n_in)
     g.rec.program.add(
         ops.PACK_ROWS,
@@ -142,7 +142,7 @@ def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> N
         eps=rows.eps,
     )
     for i, (tensor, y, add) in enumerate(outputs):
-        w = tensor.matrix
+        w = tensor.matrix()
         assert w.n_in == n_in
         g.rec.program.add(
             ops.MATMUL,
@@ -153,7 +153,7 @@ def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> N
             step=g.rec.step,
             packed=packed,
             w=w.data,
-            bias=tensor.bias,
+            bias=tensor.bias(),
             y=y,
             n_in=n_in,
             n_out=w.n_out,

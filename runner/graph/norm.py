@@ -28,14 +28,14 @@ def norm(
     arch, n = g.model.arch, x.shape[1]
     if arch.norm == "layer":
         y = g.ws.rows(w.label, n)
-        record_layer_norm(g, x, y, w.vector if arch.weighted else None, w.bias, step=step)
+        record_layer_norm(g, x, y, w.vector() if arch.weighted else None, w.bias(), step=step)
         return Source(y)
-    weights = w.vector if arch.weighted else ones(n)
+    weights = w.vector() if arch.weighted else ones(n)
     rows = Source(x, "norm", weights, eps or g.hp.rms_eps, step)
-    if not arch.norm_bias or w.bias is None:
+    if not arch.norm_bias or (bias := w.bias()) is None:
         return rows
     y = record_norm(g, rows, g.ws.rows(w.label, n))
-    record_row_added(g, y, w.bias, step)
+    record_row_added(g, y, bias, step)
     return Source(y)
 
 

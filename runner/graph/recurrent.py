@@ -71,7 +71,7 @@ def short_conv(
 
     It is y where that is given, else in the buffer of this name.
     """
-    taps = np.ascontiguousarray(w.vector.reshape(x.n, -1).T)  # [n_tap, n]
+    taps = np.ascontiguousarray(w.vector().reshape(x.n, -1).T)  # [n_tap, n]
     y = g.ws.rows(name, x.n) if y is None else y
     g.rec.program.add(
         ops.SHORT_CONV,
@@ -79,7 +79,7 @@ def short_conv(
         step=g.rec.step,
         x=x.at,
         w=taps,
-        bias=w.bias,
+        bias=w.bias(),
         state=state(name, len(taps) - 1, x.n),
         y=y,
         n=x.n,
@@ -141,7 +141,7 @@ def normed_part(g: Graph, x: Part, w: Tensor, y: Part) -> None:
         (0,),
         step=g.rec.step,
         x=x.at,
-        w=w.vector,
+        w=w.vector(),
         y=y.at,
         n=x.n,
         rows_per_tok=x.rows_per_tok,
@@ -182,9 +182,9 @@ class Steps(NamedTuple):
 
 def steps(g: Graph, x: Part, bias: Tensor, rates: np.ndarray | None) -> Steps:
     """softplus(x + bias), and exp of it times rates; rates f32, each of as many neighbours."""
-    if bias.bias is None:
+    if (added := bias.bias()) is None:
         raise MissingTensor(f"{bias.name}.bias")
-    return _steps(g, x, bias.bias, rates)
+    return _steps(g, x, added, rates)
 
 
 def softplus(g: Graph, x: np.ndarray) -> np.ndarray:
@@ -232,19 +232,19 @@ def gated_norm(
     g: Graph, x: np.ndarray, z: Part, w: Tensor, *, order: str = "norm", activation: str = "silu"
 ) -> np.ndarray:
     """Norm and gate of x, f32 [n_tok, rows * n], in place; w f32 [n] or [rows, n]."""
-    n = w.vector.shape[-1]
+    n = w.vector().shape[-1]
     g.rec.program.add(
         ops.GATED_NORM,
         (order, activation),
         step=g.rec.step,
         x=x,
         z=z.at,
-        w=w.vector,
+        w=w.vector(),
         y=x,
         n=n,
         rows_per_tok=x[0].size // n,
         z_stride=z.stride,
-        w_step=n if w.vector.ndim == 2 else 0,
+        w_step=n if w.vector().ndim == 2 else 0,
         eps=g.hp.rms_eps,
     )
     return x
@@ -255,14 +255,14 @@ def bounded_decay(
 ) -> np.ndarray:
     """Exp of `least` times a sigmoid: see BOUNDED_DECAY; f32 [n_tok, n]."""
     n = x.shape[1]
-    if bias.bias is None:
+    if (added := bias.bias()) is None:
         raise MissingTensor(f"{bias.name}.bias")
     decay = g.ws.rows("decay", n)
     g.rec.program.add(
         ops.BOUNDED_DECAY,
         step=g.rec.step,
         x=x,
-        bias=bias.bias,
+        bias=added,
         a=rates,
         decay=decay,
         n=n,

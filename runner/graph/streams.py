@@ -60,7 +60,7 @@ def read_streams(g: Graph, fn: Tensor, scale: Tensor, base: Tensor) -> Streams:
     """Record that g.x is what a part of a layer reads: a weighed sum of the streams."""
     hyper, x = g.hp.hyper, streams(g)
     n = hyper.n_stream
-    has_post, has_comb = fn.matrix.n_out > n, fn.matrix.n_out > 2 * n
+    has_post, has_comb = fn.matrix().n_out > n, fn.matrix().n_out > 2 * n
     flat = x.reshape(len(x), -1)
     (mixes,) = linears(g, Source(flat, "norm", ones(flat.shape[1]), g.hp.rms_eps), fn)
     pre, post = g.ws.rows("stream_pre", n), g.ws.rows("stream_post", n)
@@ -69,12 +69,12 @@ def read_streams(g: Graph, fn: Tensor, scale: Tensor, base: Tensor) -> Streams:
         ops.STREAM_WEIGHTS,
         step=g.rec.step,
         mixes=mixes,
-        scale=scale.vector,
-        base=base.vector,
+        scale=scale.vector(),
+        base=base.vector(),
         pre=pre,
         post=post if has_post else None,
         comb=comb,
-        n_mix=fn.matrix.n_out,
+        n_mix=fn.matrix().n_out,
         n=n,
         n_turn=hyper.n_turn,
         eps=hyper.eps,
@@ -117,7 +117,7 @@ def record_residual_mix(g: Graph, rows: np.ndarray, n_row: int, w: Tensor) -> No
         ops.RESIDUAL_MIX,
         step=g.rec.step,
         x=rows,
-        w=w.vector,
+        w=w.vector(),
         y=g.x,
         n=rows.shape[2],
         n_row=n_row,
@@ -147,7 +147,7 @@ def normed_streams(g: Graph, x: np.ndarray, w: Tensor, name: str) -> np.ndarray:
     n, n_stream, y = g.hp.n_embd, g.hp.hyper.n_stream, g.ws.rows(name, x[0].size)
     copied(g, whole(x), Part(y, 0, x[0].size))
     norm_heads(g, y.reshape(len(y), n_stream, n), ones(n))
-    gate_rows(g, Part(w.vector.reshape(-1), 0, x[0].size), "none", whole(y), whole(y))
+    gate_rows(g, Part(w.vector().reshape(-1), 0, x[0].size), "none", whole(y), whole(y))
     return y
 
 

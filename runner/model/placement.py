@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
     def weight_bytes(self, weights: Weights) -> int:
         """Bytes of the matrices that run here."""
-        found = [weights.output.matrix] if self.output else []
+        found = [weights.output.matrix()] if self.output else []
         for layer in weights.blk[self.layers.start : self.layers.stop]:
             found += layer.matrices()
         return sum(w.data.nbytes for w in found)

@@ -149,7 +149,7 @@ def repack(
         return w._replace(type=ops.strip_type(in_strips, exact)) if in_strips else w
 
     weights = model.weights
-    output = replace(weights.output, data=copy(weights.output.matrix))
+    output = replace(weights.output, data=copy(weights.output.matrix()))
     blk = tuple(layer.with_matrices(copy) for layer in weights.blk)
     return replace(model, weights=replace(weights, output=output, blk=blk)), copies
 
@@ -161,7 +161,7 @@ def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
             if isinstance(tensor.data, QTensor):
                 yield tensor.data
     if place.output:
-        yield weights.output.matrix
+        yield weights.output.matrix()
 
 
 class Filling:

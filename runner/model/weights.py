@@ -123,7 +123,8 @@ class Tensor:
     name: str  # as the file names it, without ".weight"
     data: QTensor | np.ndarray | None = None
     added: np.ndarray | None = None  # f32 [n_out]: its bias
-    # Names of the file's tensors that a graph has read: those that this one is of are added.
+    # Names of tensors in the file that a graph has read: `matrix`, `vector`, `bias`, `delta`,
+    # `scale` and `leave` add those that this one is of.
     read: set[str] = field(default_factory=set, repr=False, compare=False)
     whole: str = ""  # the file's name of it, or of the tensor that this is some rows of
     adapted: Delta | None = None
@@ -142,7 +143,6 @@ class Tensor:
         """Whether a graph that names it goes on without it."""
         return self.label in OPTIONAL
 
-    @property
     def matrix(self) -> QTensor:
         """The rows of a matrix, or of all experts' matrices. Raises MissingTensor."""
         if not isinstance(self.data, QTensor):
@@ -150,7 +150,6 @@ class Tensor:
         self.read.add(self.whole)
         return self.data
 
-    @property
     def vector(self) -> np.ndarray:
         """The elements of a vector, f32. Raises MissingTensor."""
         if not isinstance(self.data, np.ndarray):
@@ -158,21 +157,18 @@ class Tensor:
         self.read.add(self.whole)
         return self.data
 
-    @property
     def bias(self) -> np.ndarray | None:
         """What is added to each row's products, f32 [n_out]; None where the file has none."""
         if self.added is not None:
             self.read.update({f"{self.whole.removesuffix('.weight')}.bias", f"{self.name}.bias"})
         return self.added
 
-    @property
     def delta(self) -> Delta | None:
         """What adapters add to the matrix; None where there are none."""
         if self.adapted is not None:
             self.read.add(f"{self.name}.lora")
         return self.adapted
 
-    @property
     def scale(self) -> np.ndarray | None:
         """What products are multiplied by before a bias is added, f32 [1] or of each expert.
 
@@ -181,6 +177,16 @@ class Tensor:
         if self.factor is not None:
             self.read.add(f"{self.whole.removesuffix('.weight')}.scale")
         return self.factor
+
+    def leave(self) -> None:
+        """Count the tensor and its bias as read by a graph that does without them."""
+        if self.data is not None:
+            self.read.add(self.whole)
+        self.leave_bias()
+
+    def leave_bias(self) -> None:
+        """Count the bias as read by a graph that adds none."""
+        self.bias()
 
     def rows(self, name: str, first: int, last: int) -> "Tensor":
         """Rows first .. last - 1 of a matrix, as a tensor of another name."""

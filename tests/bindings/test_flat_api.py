@@ -439,7 +439,7 @@ def test_embeddings_are_what_the_head_reads(model, new_context, path, pooling):
     assert L.llama_get_logits(ctx) is None
     L.llama_set_embeddings(ctx, False)
     engine = Engine.load(path)
-    head = engine.model.weights.output.matrix
+    head = engine.model.weights.output.matrix()
     engine.close()
     logits = rows[-1].astype(np.float64) @ head.data.view("<f4").reshape(head.n_out, -1).T
     L.llama_memory_clear(L.llama_get_memory(ctx), True)

@@ -4,7 +4,8 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from tests.support.tiny_model import TinySpec, write_tiny_model
+from kit_models import write_kit_model
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.arch.load import load_model
 from tamis.engine.engine import Engine
@@ -12,7 +13,6 @@ from tamis.engine.fingerprint import ALWAYS, LATER, shape_text
 from tamis.engine.session import SessionFileError
 from tamis.formats.gguf import GGUFFile
 from tamis.model.hparams import HParams, RopeScaling, Ssm
-from tests.support.kit_models import write_kit_model
 
 # The first versions wrote this; the records within are part of it.
 FIRST = (

@@ -1,6 +1,7 @@
 """How an architecture is found, how it writes a layer, and what its graph needs of memory."""
 
 import importlib.metadata
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.graph import layer as graph_layer
 from tamis.graph.workspace import workspace_bytes
 from tamis.model.arch import Arch
+from tamis.model.weights import Tensor
 
 BACKEND = SimpleNamespace(n_thread=3, n_part=4)
 
@@ -126,3 +128,18 @@ def test_queries_of_gemma_3_27b_are_scaled_by_the_width_that_heads_have_on_avera
     assert model.hp.scale == (spec.n_embd // spec.n_head) ** -0.5
     assert other.hp.scale == spec.head_dim**-0.5
     assert len(shape_text(other.hp)) == 1  # nothing that the first session files did not have
+
+
+def test_a_tensor_is_read_by_a_call_and_by_nothing_else():
+    """What looks at attributes, such as a debugger, does not make a graph whole."""
+    tensor = Tensor("attn_k", np.ones(4, np.float32), np.ones(4, np.float32), whole="attn_k.weight")
+    for name in dir(tensor):
+        getattr(tensor, name)
+    assert not tensor.read
+    tensor.vector()
+    assert tensor.read == {"attn_k.weight"}
+    tensor.leave_bias()
+    assert tensor.read == {"attn_k.weight", "attn_k.bias"}
+    other = replace(tensor, read=set())
+    other.leave()
+    assert other.read == tensor.read

@@ -51,7 +51,7 @@ def logits(path, monkeypatch, strips):
     # Rows as they are have no tiles of 8 bits.
     engine = Engine.load(path, n_threads=2, precision="exact")
     blk = engine.model.weights.blk
-    types = {w.matrix.type for w in (blk[0].attn_q, blk[1].ffn_up)}
+    types = {w.matrix().type for w in (blk[0].attn_q, blk[1].ffn_up)}
     session = engine.session(n_ctx=64)
     found = [session.prefill(list(range(1, 30))), session.decode(3), *session.logits([4, 5, 6, 7])]
     engine.close()

@@ -114,7 +114,7 @@ def _attended(g: Graph, il: int, q: np.ndarray, angles: Angles) -> np.ndarray:
     g.rec.program.add(
         ops.ATTEND_SINK,
         step=g.rec.step,
-        sinks=g.weights(il).attn_sinks.vector,
+        sinks=g.weights(il).attn_sinks.vector(),
         lse=lse,
         out=out,
         n_head=c.n_head,
@@ -144,9 +144,9 @@ def _entries(
 
     They are rotated by as much less than their last position as their first one is before.
     """
-    n, ratio = len(w_norm.vector), len(ape.vector)
+    n, ratio = len(w_norm.vector()), len(ape.vector())
     n_half = kv.shape[1] // n
-    added = np.concatenate(np.split(ape.vector, n_half, axis=1))  # [n_half * ratio, n]
+    added = np.concatenate(np.split(ape.vector(), n_half, axis=1))  # [n_half * ratio, n]
     rows = pooled(g, il, f"{name}_pooled", kv, gate, np.ascontiguousarray(added), ratio)
     normed_part(g, Part(rows, 0, n), w_norm, Part(rows, 0, n))
     y = g.ws.rows(name, n)

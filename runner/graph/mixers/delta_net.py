@@ -64,7 +64,7 @@ def delta_net(g: Graph, il: int, h: Source, *, tiled: bool, activation: str = "s
         qkv, z, betas, alphas = linears(g, h, w.attn_qkv, w.attn_gate, w.ssm_beta, w.ssm_alpha)
         beta, alpha = whole(betas), whole(alphas)
     rate = gated(g, "beta", beta, "sigmoid")
-    decay = steps(g, alpha, w.ssm_dt, w.ssm_a.vector).decay
+    decay = steps(g, alpha, w.ssm_dt, w.ssm_a.vector()).decay
     assert decay is not None
 
     def record(state: State) -> None:

@@ -61,7 +61,7 @@ def kda(g: Graph, il: int, h: Source, *, negated: bool = False, eps: float = 0.0
     if w.ssm_g_b:
         (z,) = linears(g, z, w.ssm_g_b)
     rate = gated(g, "beta", whole(beta), "sigmoid")
-    rates = w.ssm_a.vector
+    rates = w.ssm_a.vector()
     if least:
         decay = bounded_decay(g, raw, w.ssm_dt, -rates if negated else rates, least)
     else:

@@ -142,9 +142,9 @@ def _index(
     gate: of keys that are pooled, f32 like k.
     """
     n_key, w = g.hp.indexer.n_key, g.weights(il)["indexer.k_norm"]
-    record_layer_norm(g, k, k, w.vector, w.bias, eps=g.hp.index_eps)
+    record_layer_norm(g, k, k, w.vector(), w.bias(), eps=g.hp.index_eps)
     if gate is not None:
-        ape = g.weights(il).indexer_compressor_ape.vector
+        ape = g.weights(il).indexer_compressor_ape.vector()
         k = pooled(g, il, "index_pooled", k, gate, ape, len(ape))
     if g.hp.index_last:
         q, k = (_turned_last(g, name, x) for name, x in (("index_q", q), ("index_k", k)))

@@ -59,7 +59,7 @@ def mamba(g: Graph, il: int, h: Source) -> Product:
     rank = gated(g, "rank", Part(mixed, 0, s.n_rank), "none")
     (raw,) = linears(g, rank, replace(w.ssm_dt, added=None))  # `steps` adds it
     dt = steps(g, whole(raw), w.ssm_dt, None).dt
-    out, rates = g.ws.rows("scan", s.n_inner), np.ascontiguousarray(w.ssm_a.vector.T)
+    out, rates = g.ws.rows("scan", s.n_inner), np.ascontiguousarray(w.ssm_a.vector().T)
 
     def record(state: State) -> None:
         flat = mixed.reshape(-1)
@@ -72,7 +72,7 @@ def mamba(g: Graph, il: int, h: Source) -> Product:
             b=flat[s.n_rank :],
             c=flat[s.n_rank + s.n_state :],
             a=rates,
-            d=w.ssm_d.vector,
+            d=w.ssm_d.vector(),
             state=state("scan", s.n_state, s.n_inner),
             y=out,
             n=s.n_inner,
@@ -105,7 +105,7 @@ def mamba2(g: Graph, il: int, h: Source) -> Product:
     n_head, n_bc = s.n_rank, s.n_group * s.n_state
     head_v, n_conv = s.n_inner // n_head, s.n_inner + 2 * n_bc
     (zxbcdt,) = linears(g, h, w.ssm_in)
-    dt, decay = steps(g, Part(zxbcdt, s.n_inner + n_conv, n_head), w.ssm_dt, w.ssm_a.vector)
+    dt, decay = steps(g, Part(zxbcdt, s.n_inner + n_conv, n_head), w.ssm_dt, w.ssm_a.vector())
     assert decay is not None
 
     def record(state: State) -> None:
@@ -117,7 +117,7 @@ def mamba2(g: Graph, il: int, h: Source) -> Product:
             v=Part(x, 0, head_v, n_head, head_v),
             decay=decay,
             beta=dt,
-            skip=w.ssm_d.vector,
+            skip=w.ssm_d.vector(),
         )
         linear_scan(g, state, scan, out)
 

@@ -62,7 +62,7 @@ def add_ngrams(g: Graph, il: int) -> None:
 
 def _spread(w: Tensor, apart: int) -> Tensor:
     """Taps that are as many positions apart, with zeros in between."""
-    taps = w.vector
+    taps = w.vector()
     n_tap = (taps.shape[1] - 1) * apart + 1
     spread = np.zeros((len(taps), n_tap), np.float32)
     spread[:, ::apart] = taps
@@ -71,7 +71,7 @@ def _spread(w: Tensor, apart: int) -> Tensor:
 
 def _embedded(g: Graph, il: int) -> np.ndarray:
     """Rows of the table, f32 [n_tok, n_embd]."""
-    own, table = g.hp.ngrams, g.model.weights.top.per_layer_token_embd.matrix
+    own, table = g.hp.ngrams, g.model.weights.top.per_layer_token_embd.matrix()
     n_id = (own.n_gram - 1) * own.n_each
     ids, rows = g.ws.ids[:, None], g.ws.rows("ngram_rows", n_id, dtype=np.int32)
 

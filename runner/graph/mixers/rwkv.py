@@ -77,7 +77,7 @@ def shifted(
 def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     """Time mixing of the rows h, f32 [n_tok, n_embd]; without a gate where the file has none."""
     w, n, head = g.weights(il), g.hp.n_embd, g.hp.ssm.n_key
-    rates = [*w.time_mix_lerp_fused.vector.reshape(-1, n)][: 5 + bool(w.time_mix_g1)]
+    rates = [*w.time_mix_lerp_fused.vector().reshape(-1, n)][: 5 + bool(w.time_mix_g1)]
     xr, xw, xk, xv, xa, *xg = shifted(g, il, h, rates, "time_mix_x")
     (r,), (k,), (v,) = (
         linears(g, x, own)
@@ -85,13 +85,13 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     )
     (low,) = linears(g, xw, w.time_mix_w1)
     (raw,) = linears(g, mapped(g, low, low, "tanh"), w.time_mix_w2)
-    least = Tensor("time_mix_w0", added=w.time_mix_w0.vector)
+    least = Tensor("time_mix_w0", added=w.time_mix_w0.vector())
     decay = bounded_decay(g, raw, least, np.ones(1, np.float32), LEAST_DECAY)
     _mix_first_values(g, il, v, xv)
     a = _rate(g, il, xa, "a")
-    removal = gated(g, "removal", Part(w.time_mix_k_k.vector, 0, n), "none", whole(k))
+    removal = gated(g, "removal", Part(w.time_mix_k_k.vector(), 0, n), "none", whole(k))
     l2_normed(g, Part(removal, 0, head, n // head, head), eps=1e-24)
-    _rate_keys(g, k, a, w.time_mix_k_a.vector)
+    _rate_keys(g, k, a, w.time_mix_k_a.vector())
     erased = gated(g, "erased", whole(a), "none", whole(removal))
 
     y, bonus = g.ws.rows("wkv", n), g.ws.rows("wkv_bonus", n)
@@ -102,7 +102,7 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
             (head,),
             step=g.rec.step,
             r=r, w=decay, k=k, v=v, a=removal, b=erased,
-            u=w.time_mix_r_k.vector,
+            u=w.time_mix_r_k.vector(),
             state=state("wkv", n // head, head, head),
             y=y,
             bonus=bonus,
@@ -112,8 +112,8 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     g.rec.program.transfer(g.rec.step, r, decay, k, v, removal, erased)
     g.hooks.recur(g, il, record)
     g.rec.program.transfer(g.rec.step, y, bonus)
-    ln, bias = w.time_mix_ln, w.time_mix_ln.bias
-    weights = ln.vector.reshape(-1, head) if ln else None
+    ln, bias = w.time_mix_ln, w.time_mix_ln.bias()
+    weights = ln.vector().reshape(-1, head) if ln else None
     if weights is not None and bias is not None:  # of one alone llama.cpp makes no use
         record_layer_norm(g, y, y, weights, eps=NORM_EPS)
         record_row_added(g, y, bias)
@@ -129,7 +129,7 @@ def _rate(g: Graph, il: int, x: np.ndarray, name: str) -> np.ndarray:
     """Sigmoid of a product of low rank with a bias."""
     w = g.weights(il)
     (low,) = linears(g, x, w[f"time_mix_{name}1"])
-    last = replace(w[f"time_mix_{name}2"], added=w[f"time_mix_{name}0"].vector)
+    last = replace(w[f"time_mix_{name}2"], added=w[f"time_mix_{name}0"].vector())
     (raw,) = linears(g, low, last)
     return mapped(g, raw, raw, "sigmoid")
 

@@ -60,16 +60,16 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
         )
     )
     (low,) = linears(g, xw, w.time_mix_decay_w1)
-    last = replace(w.time_mix_decay_w2, added=w.time_mix_decay.vector)
+    last = replace(w.time_mix_decay_w2, added=w.time_mix_decay.vector())
     (raw,) = linears(g, mapped(g, low, low, "tanh"), last)
     decay = mapped(g, mapped(g, raw, raw, "exp"), raw, "exp", inner=-1.0)
     k, v = (_every_head(g, name, x, n, head) for name, x in (("wkv_k", k), ("wkv_v", v)))
     y = g.ws.rows("wkv", n)
     if w.time_mix_first:
         _with_first(g, il, (r, k, v, decay), y)
-        record_layer_norm(g, y, y, w.time_mix_ln.vector.reshape(-1, head), eps=NORM_EPS)
-        if w.time_mix_ln.bias is not None:
-            record_row_added(g, y, w.time_mix_ln.bias)
+        record_layer_norm(g, y, y, w.time_mix_ln.vector().reshape(-1, head), eps=NORM_EPS)
+        if (bias := w.time_mix_ln.bias()) is not None:
+            record_row_added(g, y, bias)
     else:
         kept = gated(g, "wkv_kept", whole(decay), "none", whole(k))
         mapped(g, kept, k, outer=-1.0, add=True)  # what decays more takes in more
@@ -101,7 +101,7 @@ def _with_first(g: Graph, il: int, rows: tuple[np.ndarray, ...], y: np.ndarray) 
         shifted(g, il, x, [np.ones(n, np.float32)], f"wkv_before_{name}")[0]
         for name, x in (("k", k), ("v", v), ("w", decay))
     )
-    first = g.weights(il).time_mix_first.vector.reshape(-1)
+    first = g.weights(il).time_mix_first.vector().reshape(-1)
     own_k = gated(g, "wkv_first", Part(first, 0, n), "none", whole(k))
     own, nothing_kept = g.ws.rows("wkv_own", n), np.zeros((1, n), np.float32)
 
@@ -118,7 +118,7 @@ def _with_first(g: Graph, il: int, rows: tuple[np.ndarray, ...], y: np.ndarray) 
 def _mixed(g: Graph, il: int, h: np.ndarray) -> list[np.ndarray]:
     """Rows of h moved towards the row before, by rates that are made from both."""
     w, n = g.weights(il), g.hp.n_embd
-    rates = [w.time_mix_lerp_x.vector.reshape(-1), np.ones(n, np.float32)]
+    rates = [w.time_mix_lerp_x.vector().reshape(-1), np.ones(n, np.float32)]
     between, apart = shifted(g, il, h, rates, "time_mix_x")
     mapped(g, h, apart, outer=-1.0, add=True)
     (low,) = linears(g, between, w.time_mix_w1)
@@ -127,9 +127,9 @@ def _mixed(g: Graph, il: int, h: np.ndarray) -> list[np.ndarray]:
     moved = products(g, each, w.time_mix_w2, every_head(len(low), len(MIXED)), len(MIXED))
     moved = moved.reshape(len(low), -1)
     if w.time_mix_lerp_fused:
-        fixed = w.time_mix_lerp_fused.vector.reshape(-1)
+        fixed = w.time_mix_lerp_fused.vector().reshape(-1)
     else:
-        fixed = np.concatenate([w[f"time_mix_lerp_{name}"].vector.reshape(-1) for name in MIXED])
+        fixed = np.concatenate([w[f"time_mix_lerp_{name}"].vector().reshape(-1) for name in MIXED])
     record_row_added(g, moved, fixed)
     found = []
     for i, name in enumerate(MIXED):
