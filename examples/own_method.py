@@ -34,7 +34,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Record which keys the layer reads: here two numbers, in general ops over arrays."""
         p, depth = self._params, layer / max(1, self.shape.n_layer - 1)
         recent = round(p.wide * (p.narrow / p.wide) ** depth)

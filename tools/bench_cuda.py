@@ -238,7 +238,7 @@ def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> 
     shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_ctx, n_tok, (0,))
     state, program = parse_method(prefill, PREFILL).open(shape), Program()
     rec, out = Recording(program, cache.step, n_tok, 16), zeros(cache.q.shape, np.float32)
-    sel = state.prefill(rec, 0, cache.q, cache.kv)
+    sel = state.select_prefill(rec, 0, cache.q, cache.kv)
     chosen = Rows(cache.step, 1, sel, out)
     record_attend(program, cache, chosen, backend.n_part)
     for rows in state.also_attend(rec, 0, chosen):

@@ -52,9 +52,9 @@ class _State(hip._State):
         self.planned = (self._now,)
         self._layer = 0
 
-    def decode(self, rec: Any, layer: int, q: np.ndarray, kv: Any) -> Any:
+    def select_decode(self, rec: Any, layer: int, q: np.ndarray, kv: Any) -> Any:
         self._layer = layer
-        return super().decode(rec, layer, q, kv)
+        return super().select_decode(rec, layer, q, kv)
 
     def _record_selection(self, rec: Any, mask: np.ndarray, *, mask_block: int) -> Any:
         if mask_block == 1:

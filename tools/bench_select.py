@@ -192,7 +192,7 @@ class Steps:
         program, cache = Program(), self.cache
         rec = Recording(program, cache.step, 1, 1)
         for layer, q in enumerate(self._q):
-            sel = self.state.decode(rec, layer, q, cache.kv)
+            sel = self.state.select_decode(rec, layer, q, cache.kv)
             self._selections[self._last] = sel
             out = zeros(q.shape, np.float32)
             own = cache._replace(q=q)

@@ -309,7 +309,7 @@ def record_attention(
     rec, (layer, q, out, lse) = g.rec, queries
     program = rec.program
     program.part = SELECT
-    choose = state.decode if rec.n_tok == 1 else state.prefill
+    choose = state.select_decode if rec.n_tok == 1 else state.select_prefill
     selection = state.everything(rec) if g.model.arch.is_encoder else choose(rec, layer, q, kv)
     program.selections[layer] = selection
     if lse is None and rec.n_tok == 1:

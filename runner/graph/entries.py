@@ -26,7 +26,7 @@ class EntryState(IndexerState):
         ]
         self._capacity = min(hp.sliding_window, shape.n_ctx) + max(most, default=0)
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Record what each token of a chunk attends to."""
         selection, index = self._selection(rec), self.index
         if index is not None:
@@ -44,7 +44,7 @@ class EntryState(IndexerState):
         )
         return selection
 
-    decode = prefill
+    select_decode = select_prefill
 
     def _selection(self, rec: Recording) -> Selection:
         """That of all layers of Programs of so many tokens."""

@@ -26,10 +26,10 @@ class IndexerState(SelectorState):
         self._selections: dict[int, Selection] = {}  # of Programs of up to so many tokens
         self.index: Index | None = None  # of the layer that is being recorded
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Record the choice for each token of a chunk; layers with a window need none."""
         if self.shape.window[layer] or layer < self._indexer.first:
-            return super().prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
         selection = self._selection(rec)
         if self.index is not None:
             of_heads = self.index.weights is None
@@ -37,7 +37,7 @@ class IndexerState(SelectorState):
             record(rec, self.index, selection, kv)
         return selection
 
-    decode = prefill  # and in layers with a window all that a step sees
+    select_decode = select_prefill  # and in layers with a window all that a step sees
 
     @property
     def _most(self) -> int:

@@ -92,10 +92,10 @@ class _State(SelectorState):
         self._inner = params.method.open(shape)
         self.counters = self._inner.counters
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self._phase == SHORT:
-            return super().decode(rec, layer, q, kv)
-        return self._inner.decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
+        return self._inner.select_decode(rec, layer, q, kv)
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         if self._phase == SHORT:

@@ -194,6 +194,12 @@ class SelectorState:
     n_bytes = 0  # of copies and lists of the keys, which the memory plan counts
     meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
 
+    def __init_subclass__(cls) -> None:
+        """Refuse a state with hooks of an older name, which would be dense attention in silence."""
+        for old in ("decode", "prefill"):
+            if callable(getattr(cls, old, None)):
+                raise TypeError(f"{cls.__qualname__} has a hook {old}: rename it select_{old}")
+
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
         # One full Selection serves all layers of a Program that have the same window and block.
@@ -201,11 +207,11 @@ class SelectorState:
         self._full: WeakKeyDictionary[Program, dict[tuple[int, int, int], Selection]]
         self._full = WeakKeyDictionary()
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Choose keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
@@ -264,7 +270,7 @@ class SelectorState:
     @property
     def chooses(self) -> bool:
         """Whether decode attention may read less than everything."""
-        return type(self).decode is not SelectorState.decode
+        return type(self).select_decode is not SelectorState.select_decode
 
     @property
     def n_recall(self) -> int:
@@ -399,7 +405,7 @@ START, STEP = "start", "step"  # phases: the first decode step after a prompt or
 class StartingState(SelectorState):
     """The state of a method that starts from a prompt's last n_query queries at its first step.
 
-    `decode` records what the start does where `_phase` is START.
+    `select_decode` records what the start does where `_phase` is START.
     """
 
     def __init__(self, shape: SelectorShape, n_query: int) -> None:
@@ -459,11 +465,11 @@ class _PerRoleState(SelectorState):
         self.evicting, self.prepares = for_decode.evicting, for_decode.prepares
         self.n_bytes = for_prefill.n_bytes + for_decode.n_bytes
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        return self._for_prefill.prefill(rec, layer, q, kv)
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_prefill.select_prefill(rec, layer, q, kv)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        return self._for_decode.decode(rec, layer, q, kv)
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._for_decode.select_decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
         return self._serving(rec).also_attend(rec, layer, rows)

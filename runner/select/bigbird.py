@@ -60,10 +60,10 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         sel = new_selection(shape, rec, n_row=shape.n_head_kv, block=p.block)
         rec.program.add(
             ops.BIGBIRD_SELECT,
@@ -80,7 +80,7 @@ class _State(SelectorState):
         )
         return sel
 
-    prefill = decode
+    select_prefill = select_decode
 
 
 METHOD = BigBird

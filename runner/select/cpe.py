@@ -218,14 +218,14 @@ class _State(SelectorState):
         steps = self._meta[:, :, 4].sum()
         return float(self._meta[:, :, 3].sum() / steps) if steps else 0.0
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer] or self._drop(layer) == 0:
-            return super().prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
         return self._psaw(rec, layer)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer] or self._params.s == 0:
-            return self.prefill(rec, layer, q, kv)
+            return self.select_prefill(rec, layer, q, kv)
         return self._cis(rec, layer, q, kv)
 
     def frozen(self, layer: int, n_prompt: int) -> range:

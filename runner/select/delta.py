@@ -79,8 +79,8 @@ class _State(SelectorState):
         self._partial = zeros((n_row, shape.n_head, N_SPLIT, shape.head_dim + 2), np.float32)
         self._program: Program | None = None  # which has the op that finds a chunk's rows
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        return self._inner.prefill(rec, layer, q, kv)
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._inner.select_prefill(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Rows) -> list[Rows]:
         if self._inner.reads_all(rec, layer, rows.sel):

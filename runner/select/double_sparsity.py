@@ -70,6 +70,24 @@ class DoubleSparsity:
         return _State(self, shape)
 
 
+def channels(q: np.ndarray, k: np.ndarray, n_label: int) -> np.ndarray:
+    """The label channels of a KV head, ascending: those of the largest |q_c k_c| (section 3.1).
+
+    q f64 [n, head_dim]: the last queries of its heads; k f64 [n_kv, head_dim].
+    """
+    products = np.abs(q).sum(axis=0) * np.abs(k).sum(axis=0)
+    return np.sort(np.argsort(-products, kind="stable")[:n_label])
+
+
+def scored(q: np.ndarray, k: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Scores of the keys by their label channels, f64 [n_kv]: Alg. 1; of several heads the largest.
+
+    q f64 [heads, head_dim], the heads of one row.
+    """
+    partial: np.ndarray = q[:, labels] @ k[:, labels].T
+    return partial.max(axis=0)
+
+
 class _State(StartingState):
     """The label channels of every KV head, and the keys' elements in them."""
 
@@ -88,9 +106,9 @@ class _State(StartingState):
         n_row = shape.n_head // self._group
         self._best = BestScores(shape, n_row, n_sink=p.sink, n_local=p.recent, n_top=p.n_top)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase == START:
             self._record_channels(rec, layer, q, kv)
         self._record_scores(rec, layer, q, kv)

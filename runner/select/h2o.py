@@ -75,6 +75,28 @@ class H2O:
         return _State(self, shape)
 
 
+def chosen(p: H2O, sums: np.ndarray, weights: list[np.ndarray]) -> list[np.ndarray]:
+    """The positions that a row keeps at each step: Alg. 1.
+
+    sums f64 [n]: of the attention weights of the queries before the first step, whose position is
+    n - len(weights). weights: of each step, f64 [heads, n] over all positions; those of positions
+    that are not kept go to the others.
+    """
+    sums, heavy, steps = sums.copy(), np.zeros(0, np.int64), []
+    begin = p.sink
+    for i, step_weights in enumerate(weights):
+        n_kv = len(sums) - len(weights) + i + 1
+        end = max(p.sink, n_kv - p.n_local)  # where the last ones begin
+        heavy = np.union1d(heavy, np.arange(begin, end))  # what has left them may be heavy
+        heavy = np.sort(heavy[np.argsort(-sums[heavy], kind="stable")[: p.n_top]])
+        begin = end
+        kept = np.concatenate([np.arange(min(p.sink, n_kv)), heavy, np.arange(end, n_kv)])
+        shares = step_weights[:, kept]
+        sums[kept] += (shares / shares.sum(axis=1, keepdims=True)).sum(axis=0)
+        steps.append(kept)
+    return steps
+
+
 class _State(StartingState):
     """Sums and heavy hitters of every row."""
 
@@ -94,10 +116,10 @@ class _State(StartingState):
         self._kept_scores = zeros((shape.n_head, most), np.float32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase == START:
             self._queries.record_sums(rec, layer, q, kv, self._sums[layer], self._scores)
         rec.program.add(

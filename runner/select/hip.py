@@ -27,7 +27,9 @@ State: the masks, estimated anew after anything but the next decode step; the me
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,6 +106,32 @@ class HiP:
         return _State(self, shape)
 
 
+def search(score: Callable[[int], float], low: int, high: int, n_chunk: int) -> list[int]:
+    """The blocks of a mask among low .. high - 1: Alg. 1, with the paper's inclusive ends.
+
+    score: gives the score of a block, which stands for the chunk around it.
+    """
+    n = high - low
+    if n <= n_chunk:
+        return list(range(low, high))
+    ends = [low + _nearest(j * n / n_chunk) for j in range(n_chunk + 1)]
+    chunks = [(first, end - 1) for first, end in pairwise(ends)]
+    while any(first < last for first, last in chunks):
+        branches = []
+        for first, last in chunks:
+            middle = _nearest((first + last) / 2)
+            halves = [(first, middle - 1), (middle, last)]
+            branches += halves if middle > first else [(first, last)]
+        scores = np.array([score((first + last) // 2) for first, last in branches])
+        best = np.argsort(-scores, kind="stable")[:n_chunk]
+        chunks = [branches[i] for i in sorted(best)]
+    return [first for first, _ in chunks]
+
+
+def _nearest(x: float) -> int:
+    return int(np.floor(x + 0.5))
+
+
 class _State(SelectorState):
     def __init__(self, params: HiP, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -119,19 +147,19 @@ class _State(SelectorState):
         self._phase = REFRESH
         self._made = self._last = 0  # steps: of the masks, and before the next; 0 = no masks
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.l_d:
-            return super().prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
         n_mask = -(-rec.n_tok // p.b_q)
         mask = np.zeros((n_mask * self._n_row, 1 + p.n_chunk), np.int32)
         self._record_masks(rec, layer, q, kv, mask=mask, mask_block=p.b_q)
         return self._record_selection(rec, mask, mask_block=p.b_q)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.l_d:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         mask = self._masks[layer]
         if self._phase == REFRESH:
             self._record_masks(rec, layer, q, kv, mask=mask, mask_block=1)

@@ -83,6 +83,20 @@ def n_own(share: float, n: int) -> int:
     return math.ceil(share * n - 1e-9)
 
 
+def sharing(alike: np.ndarray, n_own: int) -> list[int]:
+    """Whose set each of n takes where n_own retrieve: Alg. 1, the most alike pair first.
+
+    alike [n, n]: how many positions two sets have in common. Of equal pairs the first is taken.
+    """
+    chosen = list(range(len(alike)))
+    while len(set(chosen)) > n_own:
+        owners = sorted(set(chosen))
+        pairs = [(-alike[i][j], i, j) for i in owners for j in owners if i < j]
+        _, first, second = min(pairs)
+        chosen = [first if c == second else c for c in chosen]
+    return chosen
+
+
 class _State(SelectorState):
     """The sets of every row, and whose each row takes."""
 
@@ -110,9 +124,9 @@ class _State(SelectorState):
         self.counters, self.n_bytes = self._score.counters, self._score.n_bytes
         self._order = zeros((n_row, n_ctx), np.int32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase != SHARE:
             self._record_retrieval(rec, layer, q, kv)
         p, n_row = self._params, self._kept.shape[1]

@@ -92,9 +92,9 @@ class _State(SelectorState):
         self._votes = np.zeros(n_ctx // p.size + 1, np.int32)
         self._bits = np.zeros((2, n_ctx // 64 + 1), np.int64)
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer] or layer < self._params.l_d:
-            return super().prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
         self._record_sorted(rec, layer, kv)
         self._record_queries(rec, q)
         return self._record_selection(rec)

@@ -42,9 +42,9 @@ class _State(SelectorState):
         super().__init__(shape)
         self._scores = scores
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if kv.types[0] != "f16":
             raise ValueError(f"NumpySelector reads f16 keys, this cache has {kv.types[0]}")
         sel = new_selection(self.shape, rec, n_row=self.shape.n_head, block=1)

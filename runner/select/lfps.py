@@ -138,9 +138,9 @@ class _State(SelectorState):
         """Rows bypassed, over rows and steps so far."""
         return float(self._meta[..., 2].sum() / max(1, self._meta[..., 3].sum()))
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         self._start(rec, layer, q, kv)
         self._choose(rec, layer, q, kv, self._propose(rec, layer))
         return packed(rec, self._sets, self._counts)

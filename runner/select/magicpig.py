@@ -81,6 +81,16 @@ def sampling_probability(cosine: np.ndarray, K: int, L: int) -> np.ndarray:
     return 1 - (1 - p) ** L - L * p * (1 - p) ** (L - 1)
 
 
+def codes(rows: np.ndarray, planes: np.ndarray, K: int, L: int) -> np.ndarray:
+    """The code of each row in each table, int [.., L]: K signs of products with random planes.
+
+    rows f64 [.., head_dim]; planes f64 [head_dim, >= K * L].
+    """
+    products = (rows @ planes[:, : K * L]).reshape(*rows.shape[:-1], L, K)
+    signs: np.ndarray = (products > 0) @ (1 << np.arange(K))
+    return signs
+
+
 class _State(SelectorState):
     """Hash tables of every KV head."""
 
@@ -113,9 +123,9 @@ class _State(SelectorState):
         self._weights = np.zeros((shape.n_head, n_ctx), np.float32)
         self._counts = np.zeros(shape.n_head, np.int32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer] or layer < self._params.dense:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase == START:
             self._record_tables(rec, layer, kv)
         self._record_sample(rec, layer, q, kv)

@@ -103,9 +103,9 @@ class _State(SelectorState):
         )
         self._asked: tuple[np.ndarray, KVView] | None = None  # of the layer being recorded
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         self._asked = q, kv
-        return self._inner.decode(rec, layer, q, kv)
+        return self._inner.select_decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
         yield from self._inner.also_attend(rec, layer, rows)

@@ -81,8 +81,8 @@ class _State(SelectorState):
         self.counters = tuple(array for state in self._states for array in state.counters)
         self.planned = tuple(array for state in self._states for array in state.planned)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        return self._of[layer].decode(rec, layer, q, kv)
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        return self._of[layer].select_decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
         return self._of[layer].also_attend(rec, layer, rows)

@@ -75,6 +75,23 @@ class Quest:
         return _State(self, shape)
 
 
+def chosen(p: Quest, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """The positions that query heads of one KV head keep, bool [n_kv]: section 3.3.
+
+    q f64 [heads, head_dim], the heads of one row; k f64 [n_kv, head_dim].
+    """
+    starts = np.arange(0, len(k), p.page)
+    largest, smallest = np.maximum.reduceat(k, starts), np.minimum.reduceat(k, starts)
+    parts = np.maximum(q[:, None] * largest, q[:, None] * smallest)  # [heads, n_page, head_dim]
+    bounds = parts.sum(axis=2).max(axis=0)
+    n_page = len(starts)
+    kept = np.zeros(n_page, bool)
+    low, high = min(p.n_sink, n_page), max(p.n_sink, n_page - p.n_recent)
+    kept[:low] = kept[high:] = True
+    kept[low + np.argsort(-bounds[low:high], kind="stable")[: p.n_top]] = True
+    return np.repeat(kept, p.page)[: len(k)]
+
+
 class _State(SelectorState):
     def __init__(self, params: Quest, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -88,10 +105,10 @@ class _State(SelectorState):
         self._parts = np.zeros((shape.n_head, 2, shape.head_dim), np.float32)  # of q, by sign
         self._scores = np.zeros((shape.n_head, self._n_page), np.float32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.dense:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         self._record_bounds(rec, layer, q, kv)
         self._record_scores(rec, layer)
         sel = new_selection(shape, rec, n_row=self._n_row, block=p.page)

@@ -84,6 +84,25 @@ def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
     return [round(first - drop * i) for i in range(n_layer)]
 
 
+def chosen(p: SnapKV, votes: np.ndarray, n_top: int) -> list[np.ndarray]:
+    """The positions that each row keeps between sinks and window: Listing 1, Ada-KV's Alg. 1.
+
+    votes f64 [n_row, n]: sums of the last queries' attention weights at these positions.
+    n_top: positions that a row keeps on average. Of equal ones the first are taken.
+    """
+    n_row, n = votes.shape
+    reach = p.kernel // 2
+    near = [votes[:, max(0, j - reach) : j + reach + 1] for j in range(n)]
+    pooled = np.stack([x.sum(axis=1) if p.pool == "mean" else x.max(axis=1) for x in near], axis=1)
+    best = np.argsort(-pooled.ravel(), kind="stable")[: n_top * n_row]
+    shares = np.bincount(best // n, minlength=n_row)  # of the layer's best, a row's
+    budgets = [int(n_top + p.ada * (share - n_top) + 1e-6) for share in shares]
+    if n_top >= n:
+        budgets = [n] * n_row
+    order = np.argsort(-pooled, axis=1, kind="stable")
+    return [np.sort(row[:budget]) for row, budget in zip(order, budgets, strict=True)]
+
+
 class _State(StartingState):
     """What every row keeps of the prompt."""
 
@@ -105,9 +124,9 @@ class _State(StartingState):
         self._sums, self._pooled = zeros((2, n_row, n_ctx), np.float32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase == START:
             self._record_votes(rec, layer, q, kv)
         kept, n_sink = self._kept[layer], self._params.sink

@@ -31,7 +31,7 @@ every `period` tokens, and after positions in them were truncated.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -102,6 +102,111 @@ class Tactic:
         return _State(self, shape)
 
 
+def budget_by_fit(weights: np.ndarray, n_first: int, outside: float, share: float) -> int:
+    """How many positions reach `share` of all weight: Alg. 1, with the curve of 4.4.
+
+    weights f64 [n]: of the clustered positions in the order of their clusters; the first n_first
+    are known. outside: the weight of the positions that are not clustered.
+    """
+    n = len(weights)
+    half, x_1, x_2 = min(max(16, n // 200), 64), n // 10, n * 6 // 10
+    mu_1 = weights[max(0, x_1 - half) : x_1 + half].mean()
+    mu_2 = weights[max(0, x_2 - half) : x_2 + half].mean()
+    x_1, x_2 = max(1, x_1), max(2, x_2)
+    a = (mu_1 - mu_2) / (1 / x_1 - 1 / x_2)
+    b = mu_2 - a / x_2
+    curve = np.maximum(a / np.arange(1, n + 1) + b, 0)
+    w = np.concatenate([weights[:n_first], curve[n_first:]])
+    need = share * (outside + w.sum()) - outside
+    if need <= 0:
+        return 0
+    return min(n, int(np.searchsorted(w.cumsum(), need)) + 1)
+
+
+class Order(NamedTuple):
+    """Clusters in the order in which they are kept, and the weight of their positions."""
+
+    weights: np.ndarray  # f64 [n], or [n_head, n]: of the positions, cluster by cluster
+    sizes: np.ndarray  # int [n_cluster]
+    logits: np.ndarray  # f64 [n_cluster], or [n_head, n_cluster]: of the centroids
+
+
+def _drawn(tail: np.ndarray, n_sample: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Clusters, and places within them, at even distances of the sums of `tail`."""
+    points = (np.arange(n_sample) + 0.5) / n_sample * tail.sum()
+    of = np.searchsorted(tail.cumsum(), points, side="right")
+    within = (points - (tail.cumsum() - tail)[of]) / tail[of] * sizes[of]
+    return of, within.astype(int)
+
+
+def budget_by_samples(
+    clusters: Order, n_first: int, outside: float, share: float, sampling: tuple[int, float]
+) -> int:
+    """As budget_by_fit, of whole clusters: the first are known, others weigh what samples say.
+
+    sampling: how many samples are drawn, and what is added to their estimate (`sample`, `margin`).
+    """
+    (n_sample, margin), (weights, sizes, logits) = sampling, clusters
+    ends = sizes.cumsum()
+    last = min(int(np.searchsorted(ends, max(20, n_first))), len(ends) - 1)
+    each = np.add.reduceat(np.append(weights, 0), np.append(0, ends[:-1])) * (sizes > 0)
+    tail = sizes[last + 1 :] * np.exp(logits[last + 1 :])
+    if tail.sum() > 0:
+        of, within = _drawn(tail, n_sample, sizes[last + 1 :])
+        ratios = weights[ends[last + of] + within] / np.exp(logits[last + 1 + of])
+        each[last + 1 :] = tail * ratios.mean() * (1 + margin)
+    need = share * (outside + each.sum()) - outside
+    if need <= 0:
+        return 0
+    exact = weights[: ends[last]].cumsum()
+    if exact[-1] >= need:
+        k = int(np.searchsorted(exact, need)) + 1
+        return int(ends[np.searchsorted(ends, k)])
+    return int(ends[min(np.searchsorted(each.cumsum(), need), len(ends) - 1)])
+
+
+def densities(logits: np.ndarray, sizes: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """What a member of each cluster holds of a head's weight, summed over heads, as estimated.
+
+    logits f64 [n_head, n_cluster] of the centroids; outside f64 [n_head].
+    """
+    inside = np.exp(logits)
+    shares: np.ndarray = inside / (inside @ sizes + outside)[:, None]
+    return shares.sum(axis=0)
+
+
+def budgets_joint(
+    clusters: Order,
+    dense: np.ndarray,
+    n_first: int,
+    outside: np.ndarray,
+    share: float,
+    sampling: tuple[int, float],
+) -> list[int]:
+    """How many positions each head needs of one order: `rows="joint"`.
+
+    As budget_by_samples, each head with the ratio of its own samples; dense: see densities.
+    """
+    (n_sample, margin), (weights, sizes, logits) = sampling, clusters
+    ends = sizes.cumsum()
+    first = min(int(np.searchsorted(ends, max(20, n_first))), len(ends) - 1) + 1
+    tail, factors = (dense * sizes)[first:], np.zeros(len(weights))
+    exact, rest = weights[:, : ends[first - 1]], np.zeros(len(weights))
+    guesses = np.exp(logits[:, first:]) * sizes[first:]
+    if tail.sum() > 0:
+        of, within = _drawn(tail, n_sample, sizes[first:])
+        drawn = weights[:, ends[first - 1 + of] + within]
+        rest = (drawn / dense[first:][of]).mean(axis=1) * tail.sum() * (1 + margin)
+        factors = rest / guesses.sum(axis=1)
+    needs = share * (outside + exact.sum(axis=1) + rest) - outside
+    at = [*range(int(ends[first - 1]) + 1), *(int(end) for end in ends[first:])]
+    counts = []
+    for w, more, factor, need in zip(exact, guesses, factors, needs, strict=True):
+        reached = np.concatenate([[0], w.cumsum(), w.sum() + (factor * more).cumsum()])
+        counts.append(at[min(int(np.searchsorted(reached, need)), len(at) - 1)])
+    return counts
+
+
 class _State(SelectorState):
     def __init__(self, params: Tactic, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -147,9 +252,9 @@ class _State(SelectorState):
         self._marks = np.zeros((self._n_row, shape.n_ctx // 64), np.int64)
         self._count = np.zeros(self._n_row, np.int32)
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         if self._phase == CLUSTER:
             self.prepare(rec, layer, kv)
         self._record_budget(rec, layer, q, kv)

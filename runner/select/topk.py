@@ -52,6 +52,20 @@ class TopK:
         return _State(self, shape)
 
 
+def chosen(p: TopK, scores: np.ndarray) -> np.ndarray:
+    """The positions of each row, bool [n_row, n_kv]: the ends, and the best between them.
+
+    scores f64 [n_row, n_kv]: q . k, of rows of several heads the largest.
+    """
+    n_row, n_kv = scores.shape
+    low, high = min(p.sink, n_kv), max(p.sink, n_kv - p.recent)
+    kept = np.zeros((n_row, n_kv), bool)
+    kept[:, :low] = kept[:, high:] = True
+    best = low + np.argsort(-scores[:, low:high], axis=1, kind="stable")[:, : p.k]
+    np.put_along_axis(kept, best, values=True, axis=1)
+    return kept
+
+
 class _State(SelectorState):
     """The keys' int8 copy, and scratch of one layer, used by all in turn."""
 
@@ -64,9 +78,9 @@ class _State(SelectorState):
         self._scores = KeyScores(shape, best.scores, best.maxima, group=self._group, n_top=p.k)
         self.counters, self.n_bytes = self._scores.counters, self._scores.n_bytes
 
-    def decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self.shape.window[layer]:
-            return super().decode(rec, layer, q, kv)
+            return super().select_decode(rec, layer, q, kv)
         p = self._params
         middle = {"n_sink": p.sink, "n_local": p.recent, "drop": 0}
         self._scores.record(rec, layer, q, kv, cost=self._score_cost, middle=middle)

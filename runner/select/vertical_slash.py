@@ -70,6 +70,26 @@ class VerticalSlash:
         return _State(self, shape)
 
 
+def lines(p: VerticalSlash, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The columns and diagonals of a KV head, ascending: Alg. 2 of the paper.
+
+    weights f64 [n_last, n]: attention weights of the last queries, summed over the head's queries'
+    heads, 0 beyond each query. A diagonal is named by where the last query meets it.
+    """
+    n_last, n = weights.shape
+    columns, diagonals = weights.sum(axis=0), np.zeros(n)
+    for t, row in enumerate(weights):
+        ahead = n_last - 1 - t  # of this query's diagonals the last query is so much further
+        diagonals[ahead:] += row[: n - ahead]
+    columns[: p.sink] = np.inf
+    diagonals[max(0, n - p.local) :] = np.inf
+    return _best(columns, p.n_vertical), _best(diagonals, p.n_slash)
+
+
+def _best(weights: np.ndarray, k: int) -> np.ndarray:
+    return np.sort(np.argsort(-weights, kind="stable")[:k])
+
+
 class _State(SelectorState):
     def __init__(self, params: VerticalSlash, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -84,13 +104,13 @@ class _State(SelectorState):
         self._inner = SelectorState(shape) if params.inner is None else params.inner.open(shape)
         self.freezing, self.counters = self._inner.freezing, self._inner.counters
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
         if shape.window[layer] or layer < p.l_d:
             return self._inner.windowed(rec, 0, shape.window[layer])
         if p.inner is None:
             return self._record_lines(rec, q, kv)
-        chosen = self._inner.prefill(rec, layer, q, kv)
+        chosen = self._inner.select_prefill(rec, layer, q, kv)
         if chosen.log_weight is not None:
             raise ValueError(
                 f"vertical_slash({type(p.inner).__name__}): expected a method that gives keys no "

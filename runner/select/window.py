@@ -49,13 +49,13 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, own = self._params, self.shape.window[layer]
         if own and own <= p.recent:  # the model itself reads less
-            return super().prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
         return self.windowed(rec, p.sink, p.recent, p.block)
 
-    decode = prefill
+    select_decode = select_prefill
 
 
 METHOD = Window

@@ -7,6 +7,7 @@ from guarded import in_child, runs, step_of
 from selection_cases import LOWEST, maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.double_sparsity import channels
 
 SHAPES = [(16, 2, 1, 3), (64, 7, 7, 8), (80, 6, 3, 80)]  # head_dim, heads, group, n_label
 KERNELS = [
@@ -34,8 +35,7 @@ def test_channels_are_those_of_the_largest_products(head_dim, heads, group, n_la
     expected = []
     for h in range(N_HEAD_KV):
         own = queries[:, h * heads : (h + 1) * heads].reshape(-1, head_dim).astype(float)
-        products = np.abs(own).sum(axis=0) * np.abs(k[:, h].astype(float)).sum(axis=0)
-        expected.append(sorted(np.argsort(-products)[:n_label].tolist()))
+        expected.append(channels(own, k[:, h].astype(float), n_label).tolist())
     table = page_table(rng, pos + 1, 3)
     for found in runs(
         ops.LABEL_CHANNELS, (head_dim, heads),

@@ -1,7 +1,5 @@
 """HIP_ESTIMATE, HIP_MEANS, HIP_SEARCH and HIP_SELECT against NumPy, between unmapped pages."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from attention_cases import kept_as, normal, numbers, page_table, paged
@@ -9,6 +7,7 @@ from guarded import in_child, is_on_gpu, runs, step_of
 from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.hip import search
 
 SHAPES = [(16, 1), (64, 2)]  # head_dim, group
 SEARCHES = [  # head_dim, group, type of keys
@@ -21,28 +20,6 @@ KERNELS = [
     *((ops.HIP_MEANS, kind) for kind in MEANS),
     (ops.HIP_SELECT, ()),
 ]
-
-
-def search(score, low, high, n_chunk):
-    """Alg. 1 over blocks low .. high - 1, as the paper writes it, with inclusive ends."""
-    n = high - low
-    if n <= n_chunk:
-        return list(range(low, high))
-
-    def nearest(x):
-        return int(np.floor(x + 0.5))
-
-    ends = [low + nearest(j * n / n_chunk) for j in range(n_chunk + 1)]
-    chunks = [(f, e - 1) for f, e in pairwise(ends)]
-    while any(f < last for f, last in chunks):
-        branches = []
-        for f, last in chunks:
-            m = nearest((f + last) / 2)
-            branches += [(f, m - 1), (m, last)] if m > f else [(f, last)]
-        scores = np.array([score((f + last) // 2) for f, last in branches])
-        best = np.argsort(-scores, kind="stable")[:n_chunk]
-        chunks = [branches[i] for i in sorted(best)]
-    return [f for f, _ in chunks]
 
 
 def check_search(

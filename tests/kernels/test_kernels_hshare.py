@@ -8,6 +8,7 @@ from kept_set_cases import best, listed, rows_in
 from selection_cases import maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.hshare import sharing
 
 HEAD_DIM, HEADS, N_HEAD_KV = 16, 4, 2
 KERNELS = [
@@ -74,18 +75,6 @@ def test_owners_keep_the_best_of_what_was_scored(pos, n_keep, group):
         assert found["begin"] == [high]
 
 
-def shared(alike, n_own):
-    """Alg. 1 by looking at all pairs."""
-    n = len(alike)
-    chosen = list(range(n))
-    while len(set(chosen)) > n_own:
-        owners = sorted(set(chosen))
-        pairs = [(-alike[i][j], i, j) for i in owners for j in owners if i < j]
-        _, first, second = min(pairs)
-        chosen = [first if c == second else c for c in chosen]
-    return chosen
-
-
 @pytest.mark.parametrize(("n_layer_own", "n_row_own"), [(4, 3), (3, 2), (1, 1), (2, 3)])
 @in_child
 def test_the_most_alike_share(n_layer_own, n_row_own):
@@ -102,9 +91,9 @@ def test_the_most_alike_share(n_layer_own, n_row_own):
     at = np.array(common).reshape(5, 5, n_row, n_row)
     expected = np.full((5, n_row), -7)
     for m in layers:
-        expected[m] = n_row * m + np.array(shared(at[m, m], n_row_own))
+        expected[m] = n_row * m + np.array(sharing(at[m, m], n_row_own))
     alike = [[np.trace(at[a, b]) for b in layers] for a in layers]
-    for m, i in zip(layers, shared(alike, n_layer_own), strict=True):
+    for m, i in zip(layers, sharing(alike, n_layer_own), strict=True):
         expected[m] = expected[layers[i]]
     assert len({*map(tuple, expected[layers])}) == n_layer_own
     n = max(n_layer, n_row)

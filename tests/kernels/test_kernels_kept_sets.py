@@ -7,6 +7,7 @@ from guarded import in_child, runs, step_of
 from kept_set_cases import best, listed, rows_in
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.snapkv import SnapKV, chosen
 
 KERNELS = [(op, ()) for op in (ops.KEPT_SETS, ops.H2O_KEEP, ops.SNAPKV_KEEP)]
 
@@ -79,18 +80,9 @@ def test_votes_are_pooled_and_budgets_follow_them(average, pool, n_top, ada):
     low, high = n_sink, pos + 1 - n_local
     sums = normal(rng, n_row, capacity) ** 2
     sums[1] *= 4  # this row's weights are spread: Ada-KV gives it more
-    pooled = np.full(sums.shape, -np.inf)
-    for j in range(low, high):
-        near = sums[:, max(low, j - pool // 2) : min(high, j + pool // 2 + 1)].astype(float)
-        pooled[:, j] = near.sum(axis=1) if average else near.max(axis=1)
-    # Ties, which pooling by the largest makes, go to earlier positions, and to earlier rows.
-    order = np.argsort(-pooled[:, low:high].ravel(), kind="stable")[: n_top * n_row]
-    shares = np.bincount(order // (high - low), minlength=n_row)
-    budgets = [int(n_top + ada * (share - n_top) + 1e-6) for share in shares]
-    if n_top >= high - low:
-        budgets = [high - low] * n_row
+    p = SnapKV(kernel=pool, pool="mean" if average else "max", ada=ada)
+    expected = [(low + row).tolist() for row in chosen(p, sums[:, low:high].astype(float), n_top)]
     n_keep = int(np.ceil(n_top * (1 + ada * (n_row - 1))))
-    expected = [best(pooled[r], low, high, n) for r, n in enumerate(budgets)]
     assert ada == 0 or n_top != 9 or len(expected[1]) > n_top
     for found in runs(
         ops.SNAPKV_KEEP, out={

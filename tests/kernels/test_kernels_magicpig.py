@@ -8,6 +8,7 @@ from lsh_tables import N_HEAD_KV, N_SINK, tables_of
 from selection_cases import middle
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.magicpig import codes
 
 SHAPES = [(16, 2, 3, 5), (64, 7, 10, 9)]  # head_dim, heads, bits of a code, tables
 KERNELS = [
@@ -21,9 +22,9 @@ KERNELS = [
 
 def coded(rows, planes, n_bit, n_table):
     """Codes [.., n_table] of rows, and which of them no rounding can change."""
-    products = rows.astype(float) @ planes[:, : n_bit * n_table].astype(float)
-    products = products.reshape(*rows.shape[:-1], n_table, n_bit)
-    return (products > 0) @ (1 << np.arange(n_bit)), (np.abs(products) > 1e-3).all(axis=-1)
+    rows, planes = rows.astype(float), planes.astype(float)
+    products = (rows @ planes[:, : n_bit * n_table]).reshape(*rows.shape[:-1], n_table, n_bit)
+    return codes(rows, planes, n_bit, n_table), (np.abs(products) > 1e-3).all(axis=-1)
 
 
 @pytest.mark.parametrize("pos", [0, 12, 13, 200])

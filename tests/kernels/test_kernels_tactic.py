@@ -7,6 +7,7 @@ from guarded import in_child, runs, step_of
 from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.tactic import Order, budget_by_fit, budget_by_samples, budgets_joint, densities
 
 DIMS = [16, 80]  # head_dim
 GROUPS = [1, 3]
@@ -220,48 +221,6 @@ def test_scores_are_products_with_centroids(head_dim, n_cluster, group):
             np.testing.assert_allclose(scores[:n_cluster], expected[:n_cluster], atol=1e-4)
 
 
-def fit_budget(weights, n_first, outside, share):
-    """Alg. 1 as it is printed, with the weight outside of the clusters."""
-    n = len(weights)
-    half, x_1, x_2 = min(max(16, n // 200), 64), n // 10, n * 6 // 10
-    mu_1 = weights[max(0, x_1 - half) : x_1 + half].mean()
-    mu_2 = weights[max(0, x_2 - half) : x_2 + half].mean()
-    x_1, x_2 = max(1, x_1), max(2, x_2)
-    a = (mu_1 - mu_2) / (1 / x_1 - 1 / x_2)
-    b = mu_2 - a / x_2
-    curve = np.maximum(a / np.arange(1, n + 1) + b, 0)
-    w = np.concatenate([weights[:n_first], curve[n_first:]])
-    need = share * (outside + w.sum()) - outside
-    if need <= 0:
-        return 0
-    return min(n, int(np.searchsorted(w.cumsum(), need)) + 1)
-
-
-def sample_budget(weights, sizes, logits, n_first, outside, share, n_sample, margin):
-    """Whole clusters, in order: the first exactly, the rest by size * exp(logit) and samples.
-
-    weights: of all positions in order; logits: of the clusters' centroids.
-    """
-    ends = sizes.cumsum()
-    last = min(int(np.searchsorted(ends, max(20, n_first))), len(ends) - 1)
-    each = np.add.reduceat(np.append(weights, 0), np.append(0, ends[:-1])) * (sizes > 0)
-    tail = sizes[last + 1 :] * np.exp(logits[last + 1 :])
-    if tail.sum() > 0:
-        points = (np.arange(n_sample) + 0.5) / n_sample * tail.sum()
-        of = np.searchsorted(tail.cumsum(), points, side="right")
-        within = (points - (tail.cumsum() - tail)[of]) / tail[of] * sizes[last + 1 :][of]
-        ratios = weights[ends[last + of] + within.astype(int)] / np.exp(logits[last + 1 + of])
-        each[last + 1 :] = tail * ratios.mean() * (1 + margin)
-    need = share * (outside + each.sum()) - outside
-    if need <= 0:
-        return 0
-    exact = weights[: ends[last]].cumsum()
-    if exact[-1] >= need:
-        k = int(np.searchsorted(exact, need)) + 1
-        return int(ends[np.searchsorted(ends, k)])
-    return int(ends[min(np.searchsorted(each.cumsum(), need), len(ends) - 1)])
-
-
 SIZES = [(9, 4, 2), (150, 3, 20), (1500, 4, 100)]  # positions, sinks, local ones
 ORDER = ("extent", "scores", "starts", "order", "n_slot", "capacity", "n_sink", "counted",
          "n_sample", "share", "first_share", "scale")  # fmt: skip
@@ -344,11 +303,11 @@ def test_the_budget_is_that_of_the_reference(
                 expected, slack = len(ranked), 0
             elif n_sample == 0:
                 # The curve's sum is a midpoint rule, the weights are float32.
-                expected, slack = fit_budget(ranked, n_first, outside, share), 1
+                expected, slack = budget_by_fit(ranked, n_first, outside, share), 1
             else:
                 logits = scale * own[rank].astype(float)
-                expected, slack = sample_budget(
-                    ranked, sizes, logits, n_first, outside, share, n_sample, margin
+                expected, slack = budget_by_samples(
+                    Order(ranked, sizes, logits), n_first, outside, share, (n_sample, margin)
                 ), 0  # fmt: skip
             assert abs(found["keep"][head] - expected) <= slack
 
@@ -388,39 +347,6 @@ def test_clusters_are_ranked_by_falling_score(kind, n_cluster):
             assert sorted(rank[:n_cluster]) == list(range(n_cluster))
             falls = -np.diff(own[rank[:n_cluster]].astype(float))
             assert (falls >= -np.ptp(own[:n_cluster]) / 65535 - 1e-6).all()
-
-
-def densities_of(logits, sizes, outside):
-    """Of each cluster the sum over heads of exp(logit) beside the head's estimated total."""
-    inside = np.exp(logits)
-    return (inside / (inside @ sizes + outside)[:, None]).sum(axis=0)
-
-
-def joint_budget(weights, sizes, logits, densities, n_first, outside, share, sampling):
-    """How many positions each head needs: the first exactly, the rest by its own samples' ratio.
-
-    weights [n_head, n]: in order; sizes, logits [n_head, n_cluster], densities: of the clusters in
-    order; sampling: n_sample, margin.
-    """
-    (n_sample, margin), ends = sampling, sizes.cumsum()
-    first = min(int(np.searchsorted(ends, max(20, n_first))), len(ends) - 1) + 1
-    tail, factors = (densities * sizes)[first:], np.zeros(len(weights))
-    exact, rest = weights[:, : ends[first - 1]], np.zeros(len(weights))
-    guesses = np.exp(logits[:, first:]) * sizes[first:]
-    if tail.sum() > 0:
-        points = (np.arange(n_sample) + 0.5) / n_sample * tail.sum()
-        of = np.searchsorted(tail.cumsum(), points, side="right")
-        within = (points - (tail.cumsum() - tail)[of]) / tail[of] * sizes[first:][of]
-        drawn = weights[:, ends[first - 1 + of] + within.astype(int)]
-        rest = (drawn / densities[first:][of]).mean(axis=1) * tail.sum() * (1 + margin)
-        factors = rest / guesses.sum(axis=1)
-    needs = share * (outside + exact.sum(axis=1) + rest) - outside
-    counts = []
-    for w, more, factor, need in zip(exact, guesses, factors, needs, strict=True):
-        reached = np.concatenate([[0], w.cumsum(), w.sum() + (factor * more).cumsum()])
-        at = [*range(ends[first - 1] + 1), *ends[first:]]
-        counts.append(at[min(np.searchsorted(reached, need), len(at) - 1)])
-    return counts
 
 
 def joint_budgets(head_dim, group, keys, n_kv, *, margin, n_reach, q, **order):
@@ -482,7 +408,7 @@ def test_the_joint_budget_is_that_of_the_reference(
             logits = scale * scores[heads, :n_cluster].astype(float)
             outside = counted * (weights[:, :n_sink].sum(axis=1) + weights[:, end:].sum(axis=1))
             sizes = np.diff(starts[h, : n_cluster + 1])
-            density = densities_of(logits, sizes, outside)
+            density = densities(logits, sizes, outside)
             assert sorted(rank) == list(range(n_cluster))
             falls = density[rank]  # in 512 steps an octave
             assert (falls[1:] <= falls[:-1] * 2 ** (1 / 256)).all()
@@ -490,9 +416,9 @@ def test_the_joint_budget_is_that_of_the_reference(
             if share == 1:
                 expected = end - n_sink
             else:
-                counts = joint_budget(
-                    weights[:, np.concatenate(parts)], sizes[rank], logits[:, rank], falls,
-                    int(0.02 * (end - n_sink)), outside, share, (n_sample, margin),
+                clusters = Order(weights[:, np.concatenate(parts)], sizes[rank], logits[:, rank])
+                counts = budgets_joint(
+                    clusters, falls, int(0.02 * (end - n_sink)), outside, share, (n_sample, margin)
                 )  # fmt: skip
                 expected = sorted(counts)[n_reach - 1]
             assert found["keep"][h] == expected

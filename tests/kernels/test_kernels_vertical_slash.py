@@ -7,16 +7,10 @@ from guarded import in_child, runs, step_of
 from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.vertical_slash import VerticalSlash, lines
 
 SHAPES = [(16, 1), (64, 2), (80, 7)]  # head_dim, group
 KERNELS = [*((ops.SLASH_LINES, shape) for shape in SHAPES), (ops.SLASH_SELECT, ())]
-
-
-def best(weights, k, forced):
-    """The k largest of weights, always those of `forced`, ascending."""
-    weights = weights.copy()
-    weights[forced] = np.inf
-    return sorted(np.argsort(-weights, kind="stable")[:k].tolist())
 
 
 @pytest.mark.on_threads
@@ -37,18 +31,19 @@ def test_lines_are_those_of_the_last_queries_weights(
     diagonals = np.full((n_row, 1 + n_slash), -7, np.int32)
     weights, wanted = np.zeros((2, n_row, n)), (columns.copy(), diagonals.copy())
     for h in range(n_row):
-        for t in range(max(0, n_tok - n_last), n_tok):
+        last = range(max(0, n_tok - n_last), n_tok)
+        shares = np.zeros((len(last), n))
+        for row, t in zip(shares, last, strict=True):
             seen = pos + t + 1
             scores = 0.3 * (q[t, h * group : (h + 1) * group] @ k[:seen, h].astype(float).T)
             share = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-            weights[0, h, :seen] += share.sum(axis=0)
-            weights[1, h, n - seen :] += share.sum(axis=0)
-        for i, (size, forced) in enumerate(
-            [(n_vertical, slice(0, n_sink)), (n_slash, slice(max(0, n - n_local), n))]
-        ):
-            kept = best(weights[i, h], size, forced)
+            row[:seen] = share.sum(axis=0)
+            weights[0, h, :seen] += row[:seen]
+            weights[1, h, n - seen :] += row[:seen]
+        p = VerticalSlash(n_vertical=n_vertical, n_slash=n_slash, sink=n_sink, local=n_local)
+        for i, kept in enumerate(lines(p, shares)):
             wanted[i][h, 0], wanted[i][h, 1 : 1 + len(kept)] = len(kept), kept
-            weights[i, h, forced] = 3e38
+        weights[0, h, :n_sink] = weights[1, h, max(0, n - n_local) :] = 3e38
     table = page_table(rng, n, -(-n // 64) + 1)
     empty = np.full((n_row, capacity), np.nan, np.float32)
     work = np.full((n_row, ops.slash_work(group, capacity, n_last)), np.nan, np.float32)
@@ -79,9 +74,9 @@ def test_rows_join_columns_and_bands_of_diagonals(n_tok, pos, n_column, n_diagon
     n, n_row, q_block = pos + n_tok, 3, 8
     columns, diagonals = np.zeros((2, n_row, 1 + 9), np.int32)
     for h in range(n_row):
-        for lines, count in ((columns[h], n_column), (diagonals[h], n_diagonal)):
+        for kept, count in ((columns[h], n_column), (diagonals[h], n_diagonal)):
             chosen = np.sort(rng.choice(n, min(n, count), replace=False))
-            lines[0], lines[1 : 1 + len(chosen)] = len(chosen), chosen
+            kept[0], kept[1 : 1 + len(chosen)] = len(chosen), chosen
         diagonals[h, diagonals[h, 0]] = n - 1  # distance 0 is always there
     expected = []
     for first in range(0, n_tok, q_block):

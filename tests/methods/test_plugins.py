@@ -37,7 +37,7 @@ class _State(SelectorState):
         super().__init__(shape)
         self._keep = keep
 
-    def decode(self, rec, layer, q, kv):
+    def select_decode(self, rec, layer, q, kv):
         return self.windowed(rec, 0, self._keep)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tamis.select.base import LastQueries, SelectorShape, Steps
+from tamis.select.base import LastQueries, SelectorShape, SelectorState, Steps
 
 SHAPE = SelectorShape(2, 2, 1, 16, n_ctx=128, n_ubatch=16, window=(0, 0))
 
@@ -43,3 +43,10 @@ def test_recording_asks_for_step_0_and_leaves_nothing():
     steps = Steps()
     assert steps.fresh(0)
     assert steps.fresh(1), "whatever the first step will be"
+
+
+@pytest.mark.parametrize("old", ["decode", "prefill"])
+def test_a_hook_of_an_older_name_is_refused(old):
+    """It would never be called: the method would be dense attention in silence."""
+    with pytest.raises(TypeError, match=f"rename it select_{old}"):
+        type("State", (SelectorState,), {old: lambda self, rec, layer, q, kv: None})

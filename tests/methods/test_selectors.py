@@ -256,12 +256,12 @@ class Spy:
         self._phase = self._state.phase(step)
         return self._phase
 
-    def prefill(self, rec, layer, q, kv):
-        self._seen["prefill", layer] = self._state.prefill(rec, layer, q, kv)
+    def select_prefill(self, rec, layer, q, kv):
+        self._seen["prefill", layer] = self._state.select_prefill(rec, layer, q, kv)
         return self._seen["prefill", layer]
 
-    def decode(self, rec, layer, q, kv):
-        self._seen[self._phase, layer] = self._state.decode(rec, layer, q, kv)
+    def select_decode(self, rec, layer, q, kv):
+        self._seen[self._phase, layer] = self._state.select_decode(rec, layer, q, kv)
         return self._seen[self._phase, layer]
 
     def prefilled(self, layer):

@@ -93,7 +93,7 @@ class Replay:
         self._q = np.zeros((self.n_layer, rows, self.n_head, self.head_dim), np.float32)
         self._out = np.zeros_like(self._q)
         rec = Recording(Program(), self.step, rows, 1 if n_tok == 1 else PREFILL_Q_BLOCK)
-        choose = self.state.decode if n_tok == 1 else self.state.prefill
+        choose = self.state.select_decode if n_tok == 1 else self.state.select_prefill
         for layer, kv in enumerate(self.kv):
             q, out = self._q[layer], self._out[layer]
             sel = choose(rec, layer, q, kv)

@@ -72,7 +72,7 @@ class Stage:
     def _record(self):
         shape, program = self._shape, Program()
         rec = Recording(program, self._step, 1, 1)
-        sel = self.state.decode(rec, 0, self._q, self._kv)
+        sel = self.state.select_decode(rec, 0, self._q, self._kv)
         group = shape.n_head // sel.n_row
         program.add(
             ops.ATTEND, (shape.head_dim, group, 1, *self._kv.types), step=self._step, q=self._q,

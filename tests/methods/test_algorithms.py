@@ -1,0 +1,116 @@
+"""Methods step by step against their algorithms, which stand in NumPy beside them."""
+
+import numpy as np
+import pytest
+from stage import Stage, kernels, weights_of
+
+from tamis.select import double_sparsity, h2o, quest, snapkv, topk
+from tamis.select.notation import parse_method
+
+HEADS, GROUP, HEAD_DIM, N_KV = 6, 3, 16, 300  # two KV heads
+TEXTS = [
+    "topk:k=40,sink=3,recent=9",
+    "quest:budget=96,page=8,dense=0,sink=4,recent=8",
+    "double_sparsity:budget=60,label=0.25,s=12,sink=4,recent=8",
+    "h2o:budget=40,recent=0.5,sink=3,s=12",
+    "snapkv:budget=60,window=12,sink=3,kernel=5",
+    "snapkv:budget=60,window=12,sink=3,kernel=3,pool=mean,ada=0.8",
+]
+KERNELS = kernels([*TEXTS, *(f"{text},rows=head" for text in TEXTS)], (HEAD_DIM, 2, HEADS))
+
+
+class Case:
+    """Random keys and queries, and what a method has kept of them at its steps."""
+
+    def __init__(self, text, n_step, n_seen=12):
+        rng = np.random.default_rng(5)
+        self.k = rng.standard_normal((2, N_KV, HEAD_DIM)).astype(np.float16)
+        self.q = rng.standard_normal((N_KV, HEADS, HEAD_DIM)).astype(np.float32)
+        self.first = N_KV - n_step  # the first step's position
+        self.params, self.n_seen = parse_method(text), n_seen
+        stage = Stage(text, self.k, self.k, n_head=HEADS)
+        stage.see(self.q[self.first - n_seen : self.first], self.first - n_seen)
+        self.kept = [stage.decode(self.q[pos], pos).kept for pos in range(self.first, N_KV)]
+        size = GROUP if self.params.rows == "group" else 1
+        self.rows = [slice(i, i + size) for i in range(0, HEADS, size)]
+
+    def keys(self, row, n_kv=N_KV):
+        """float64 [n_kv, head_dim]"""
+        return self.k[row.start // GROUP, :n_kv].astype(float)
+
+    def queries(self, row, pos):
+        """float64 [heads, head_dim]"""
+        return self.q[pos, row].astype(float)
+
+    def weights(self, row, pos):
+        """float64 [heads, n_kv]: of positions after `pos` 0."""
+        found = np.zeros((row.stop - row.start, N_KV))
+        keys = self.k[row.start // GROUP : row.start // GROUP + 1, : pos + 1]
+        found[:, : pos + 1] = weights_of(self.q[pos, row], keys)
+        return found
+
+    def seen(self, row):
+        """float64 [N_KV]: sums of the weights of all queries before the first step."""
+        before = range(self.first - self.n_seen, self.first)
+        return sum(self.weights(row, pos).sum(axis=0) for pos in before)
+
+    def check(self, row, expected, step=-1):
+        for kept in self.kept[step][row]:
+            np.testing.assert_array_equal(np.flatnonzero(kept), np.sort(expected))
+
+
+def both(texts):
+    return pytest.mark.parametrize(
+        "text", [f"{text}{rows}" for text in texts for rows in (",rows=group", ",rows=head")]
+    )
+
+
+@both(TEXTS[:1])
+def test_top_k(text):
+    case = Case(text, 1)
+    for row in case.rows:
+        scores = (case.queries(row, N_KV - 1) @ case.keys(row).T).max(axis=0)
+        case.check(row, np.flatnonzero(topk.chosen(case.params, scores[None])[0]))
+
+
+@both(TEXTS[1:2])
+def test_quest(text):
+    case = Case(text, 1)
+    for row in case.rows:
+        kept = quest.chosen(case.params, case.queries(row, N_KV - 1), case.keys(row))
+        case.check(row, np.flatnonzero(kept))
+
+
+@both(TEXTS[2:3])
+def test_double_sparsity(text):
+    case, p = Case(text, 1), parse_method(text)
+    for row in case.rows:
+        h = row.start // GROUP
+        past = case.q[case.first - p.s : case.first, h * GROUP : (h + 1) * GROUP]
+        labels = double_sparsity.channels(
+            past.reshape(-1, HEAD_DIM).astype(float), case.keys(row), int(p.label * HEAD_DIM)
+        )
+        scores = double_sparsity.scored(case.queries(row, N_KV - 1), case.keys(row), labels)
+        ends = topk.TopK(k=p.n_top, sink=p.sink, recent=p.recent)
+        case.check(row, np.flatnonzero(topk.chosen(ends, scores[None])[0]))
+
+
+@both(TEXTS[3:4])
+def test_h2o(text):
+    case = Case(text, 25)
+    for row in case.rows:
+        weights = [case.weights(row, pos) for pos in range(case.first, N_KV)]
+        for step, kept in enumerate(h2o.chosen(case.params, case.seen(row), weights)):
+            case.check(row, kept, step)
+
+
+@both(TEXTS[4:])
+def test_snapkv(text):
+    case, p = Case(text, 3), parse_method(text)
+    low, high = p.sink, case.first - p.window
+    votes = np.stack([case.seen(row)[low:high] for row in case.rows])
+    n_top = p.budget - p.sink - p.window
+    for row, kept in zip(case.rows, snapkv.chosen(p, votes, n_top), strict=True):
+        for step in range(3):  # what comes after the prompt is kept as well
+            ends = [*range(p.sink), *range(high, case.first + step + 1)]
+            case.check(row, [*ends, *(low + kept)], step)
