@@ -21,7 +21,7 @@ from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
-from tamis.select.base import PREFILL, Recording, Rows, SelectorShape
+from tamis.select.base import PREFILL, Recording, Attended, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.random_model import Pool
 
@@ -58,7 +58,7 @@ def timed(backend: CudaBackend, work: Callable[[], Any]) -> float:
 
 
 def alternating(backend: CudaBackend, *works: Work) -> list[Row]:
-    """Rows of works that run alternately; of all but the first, how many times faster they are."""
+    """Attended of works that run alternately; of all but the first, how many times faster they are."""
     for work in works:
         work.run()
     turns = [[backend.device.time(work.run) / work.n for work in works] for _ in range(N_RUN)]
@@ -171,7 +171,7 @@ class Cache(NamedTuple):
         return cls(KVView(pages[0], pages[1], table, table), step, q, n_kv)
 
 
-def record_attend(program: Program, cache: Cache, rows: Rows, n_part: int) -> None:
+def record_attend(program: Program, cache: Cache, rows: Attended, n_part: int) -> None:
     """Record attention to a Selection, as the runner does."""
     step, stride, sel, out, partial, lse = rows
     q, kv = cache.q, cache.kv
@@ -210,7 +210,7 @@ def attention(
         rows = [chosen[chosen <= p // PAGE] for p in last for _ in range(N_HEAD_KV)]
         indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
         sel = Selection(indptr, np.concatenate(rows), PAGE, q_block, N_HEAD_KV)
-        rows_ = Rows(cache.step, 1, sel, zeros(cache.q.shape, np.float32))
+        rows_ = Attended(cache.step, 1, sel, zeros(cache.q.shape, np.float32))
         record_attend(program, cache, rows_, backend.n_part)
     linked = backend.link(program)
     n_bytes = cache.kv.row_bytes * N_HEAD_KV * (n_kv // share)
@@ -239,7 +239,7 @@ def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> 
     state, program = parse_method(prefill, PREFILL).open(shape), Program()
     rec, out = Recording(program, cache.step, n_tok, 16), zeros(cache.q.shape, np.float32)
     sel = state.select_prefill(rec, 0, cache.q, cache.kv)
-    chosen = Rows(cache.step, 1, sel, out)
+    chosen = Attended(cache.step, 1, sel, out)
     record_attend(program, cache, chosen, backend.n_part)
     for rows in state.also_attend(rec, 0, chosen):
         record_attend(program, cache, rows, backend.n_part)

@@ -31,7 +31,7 @@ from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
-from tamis.select.base import Recording, Rows, SelectorShape
+from tamis.select.base import Recording, Attended, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.bench_cuda import HEAD_DIM, N_HEAD, N_HEAD_KV, Cache, copy_rate, record_attend
 
@@ -196,7 +196,7 @@ class Steps:
             self._selections[self._last] = sel
             out = zeros(q.shape, np.float32)
             own = cache._replace(q=q)
-            record_attend(program, own, Rows(cache.step, 1, sel, out), self.backend.n_part)
+            record_attend(program, own, Attended(cache.step, 1, sel, out), self.backend.n_part)
             self.state.correct(rec, layer, q, cache.kv, sel, out)
             self.state.observe(rec, layer, q, cache.kv, sel)
         return self.backend.link(program)

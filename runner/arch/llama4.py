@@ -37,7 +37,7 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
     is_nope = g.model.is_nope(il)
     ones = NO_NORM if is_nope or hp.n_expert == 128 else _ones(hp.head_dim)
     queries, keys = rope(g, il, q, ones), rope(g, il, k, ones)
-    queries = replace(queries, warm=is_nope and hp.temperature[0] > 0)
+    queries = replace(queries, scaled=is_nope and hp.temperature[0] > 0)
     return linear(g, attention(g, il, append(g, il, queries, keys, v)), w.attn_output)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.graph.attention import record_norm_rope, turned_by
+from tamis.graph.attention import record_norm_rope, rotated_by
 from tamis.graph.context import Graph, Heads, Index
 from tamis.graph.layer import feed_forward
 from tamis.graph.linear import Source, linears
@@ -61,7 +61,7 @@ def _index(g: Graph, il: int, h: Source) -> Index:
         k = pooled(g, il, "index_pooled", k, None, np.zeros((block, n), np.float32), block)
     keys = Heads(k.reshape(len(k), 1, n), w["indexer.k_norm"].vector())
     if block > 1:
-        back = turned_by(g.frequencies(g.model.rope_of(il)), len(k), 1 - block)
+        back = rotated_by(g.frequencies(g.model.rope_of(il)), len(k), 1 - block)
         keys = replace(keys, angles=back)
     normed = record_norm_rope(g, keys)
     queries = Heads(q.reshape(len(q), -1, n), w["indexer.q_norm"].vector(), angles)

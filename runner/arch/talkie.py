@@ -26,8 +26,8 @@ def layer(g: Graph, il: int) -> None:
     finished = append(
         g,
         il,
-        Heads(queries, np.ascontiguousarray(gains), angles, late=True),
-        Heads(keys, ones(head_dim), angles, late=True),
+        Heads(queries, np.ascontiguousarray(gains), angles, norm_last=True),
+        Heads(keys, ones(head_dim), angles, norm_last=True),
         v,
     )
     add(g, linear(g, attention(g, il, finished), w.attn_output))

@@ -18,7 +18,7 @@ from tamis.engine.engine import MOST_ADAPTED, Engine
 from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
 from tamis.graph.device_graph import record_head, record_rows
-from tamis.graph.forward import Answer, answers
+from tamis.graph.forward import HostLogits, host_logits
 from tamis.graph.topk_logits import MOST, Best, BestOfRows
 from tamis.graph.workspace import Chunk, Workspace
 from tamis.jit_kernels.backends.base import Backend, LinkedProgram
@@ -41,7 +41,7 @@ class _Head(NamedTuple):
 
     linked: LinkedProgram
     logits: np.ndarray  # f32 [rows, n_vocab]
-    answer: Answer | None  # whose memory this is, None: the workspace's
+    answer: HostLogits | None  # whose memory this is, None: the workspace's
 
 
 class _Rows:
@@ -154,7 +154,7 @@ class _Rows:
         products = {spec for spec in rec.program.specs if spec.op is ops.MATMUL}
         if all(ops.packed_form(str(spec.constants[0])) == "quantised" for spec in products):
             self._pads = self._backend.pads
-        places = [(a.logits, a) for a in answers(self._backend, *ws.logits.shape)]
+        places = [(a.logits, a) for a in host_logits(self._backend, *ws.logits.shape)]
         for logits, answer in [*places, (ws.logits, None)]:
             head = Program()
             g = Graph(self.model, ws, Recording(head, ws.step, n, 1), Hooks())

@@ -18,16 +18,16 @@ from tamis.jit_kernels.contract.values import note_read, note_written, recorded_
 from tamis.model.hparams import HParams
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
-from tamis.select.base import Recording, Rows, SelectorState
+from tamis.select.base import Attended, Recording, SelectorState
 
 PREFILL_Q_BLOCK = 16  # queries that share a row of a Selection in prefill
 
 
 def rope(g: Graph, layer: int, x: np.ndarray, w_norm: Tensor) -> Heads:
-    """Heads of x f32 [n_tok, n_head * head_dim], normed where there is such a norm, and rotated.
+    """Return the heads of x, f32 [n_tok, n_head * head_dim], with the norm and rotation they need.
 
-    Not rotated in the layers that the architecture leaves without positions. `append` does both,
-    but for norms of all heads together and those by mean and variance, which are done here.
+    `append` does both. Only a norm of all heads together, or one by mean and variance, is recorded
+    here. There is no rotation in layers that the architecture leaves without positions.
     """
     arch, head_dim = g.model.arch, g.hp.of(layer).head_dim
     heads = x.reshape(len(x), -1, head_dim)
@@ -66,12 +66,13 @@ def append(
     v: np.ndarray | None = None,
     index: Index | None = None,
 ) -> Finished:
-    """The finished queries, which `attention` takes; K and V are appended to the layer's KV cache.
+    """Append K and V to the layer's KV cache, and return the finished queries for `attention`.
 
-    Queries and keys are normed and rotated in place: what else has a view of them is stale then.
-    Without keys, the layer reads those of another one; v may be k, and is then k as it is finished.
-    With an index, its keys become the end of k's rows, and it chooses what the layer attends to.
-    The ops from here to `attention` are of the sequence's side: see Program.transfer.
+    Queries and keys are normed and rotated in place, so other views of them are stale afterwards.
+    Without k the layer attends to the keys of another layer. v may be k itself; the values are then
+    the finished keys. With an index, its keys are stored behind k's, and it chooses the keys that
+    the layer attends to. The ops from here to `attention` run on the device of the KV cache: see
+    Program.transfer.
     """
     values = None if k is None or v is None else _values(k, v)
     rows = [heads.x for heads in (q, k, values) if heads]
@@ -81,10 +82,10 @@ def append(
         note_read(row, "append")
     g.rec.program.transfer(g.rec.step, *rows)
     if g.hp.padded:
-        places = Places.of(g.hp, layer)
-        q = _placed(g, "q_placed", q, places.queries)
-        k = k and _placed(g, "k_placed", k, places.keys)
-        values = values and _placed(g, "v_placed", values, places.keys)
+        head_map = HeadMap.of(g.hp, layer)
+        q = _in_cache_heads(g, "q_placed", q, head_map.queries)
+        k = k and _in_cache_heads(g, "k_placed", k, head_map.keys)
+        values = values and _in_cache_heads(g, "v_placed", values, head_map.keys)
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)
     g.hooks.append(g, layer, q, k, values)
@@ -95,12 +96,15 @@ def append(
 
 
 def _values(k: Heads, v: np.ndarray) -> Heads:
-    """Values of k's shape; those that are the keys themselves stand for the keys as finished."""
+    """Return v as heads of k's shape, or k itself where v is a view of it."""
     return k if np.shares_memory(k.x, v) else Heads(v.reshape(k.x.shape))
 
 
 def _finished(layer: int, q: Finished) -> np.ndarray:
-    """The heads of finished queries of this layer. Raises TypeError, ValueError."""
+    """Return the heads of queries that `append` finished for this layer.
+
+    Raises TypeError for anything else, ValueError for queries of another layer.
+    """
     if not isinstance(q, Finished):
         raise TypeError(
             f"{shown(recorded_at())}: attention takes the queries that append returns, not "
@@ -133,7 +137,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     if sinks:
         own_sinks = sinks.vector()
         if hp.padded:  # of a head that the layer lacks, any
-            own_sinks = own_sinks[Places.of(hp, layer).queries]
+            own_sinks = own_sinks[HeadMap.of(hp, layer).queries]
         g.rec.program.add(
             ops.ATTEND_SINK,
             step=g.rec.step,
@@ -146,21 +150,21 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
         )
     if hp.padded:
         found = g.ws.rows("att_own", own.n_head, own.head_dim)
-        out = _record_place(g, out, found, Places.of(hp, layer).outputs)
+        out = _record_head_map(g, out, found, HeadMap.of(hp, layer).outputs)
     return out.reshape(len(out), -1)
 
 
-class Places(NamedTuple):
-    """Where the heads of a layer are among those of a padded KV cache, as PLACE_HEADS takes it."""
+class HeadMap(NamedTuple):
+    """Which heads of a padded KV cache hold the heads of a layer, in the form of PLACE_HEADS."""
 
-    queries: np.ndarray  # int32 [n_head]: which of the layer's each one is, -1: none
+    queries: np.ndarray  # int32 [n_head]: the layer's head in each head of the cache, or -1
     keys: np.ndarray  # int32 [n_head_kv]
-    outputs: np.ndarray  # int32 [n_head of the layer]: where each of the layer's is
+    outputs: np.ndarray  # int32 [n_head of the layer]: the cache's head of each head
 
     @staticmethod
     @cache
-    def of(hp: HParams, layer: int) -> "Places":
-        """Those of a layer, in which at least as many query heads share a KV head."""
+    def of(hp: HParams, layer: int) -> "HeadMap":
+        """Return the map of a layer whose KV heads serve at least as many query heads."""
         own, n_row = hp.of(layer), hp.group
         queries, keys = np.full(hp.n_head, -1, np.int32), np.full(hp.n_head_kv, -1, np.int32)
         times = -(-own.group // n_row)  # a KV head of the layer
@@ -171,21 +175,21 @@ class Places(NamedTuple):
             keys[slot] = kv
             outputs[head] = slot * n_row + i % n_row
             queries[outputs[head]] = head
-        return Places(queries, keys, outputs)
+        return HeadMap(queries, keys, outputs)
 
 
-def _placed(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
-    """Heads among those of a padded KV cache, normed before: its heads are wider."""
-    turned = heads.late and heads.norm is not None  # rotated, too, since its norm comes last
+def _in_cache_heads(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
+    """Copy heads to the wider heads of a padded KV cache, after the norm of their own width."""
+    rotated = heads.norm_last and heads.norm is not None  # here: the norm comes after it
     if heads.norm is not None:
-        own = heads if turned else replace(heads, angles=None)
+        own = heads if rotated else replace(heads, angles=None)
         heads = replace(heads, x=record_norm_rope(g, own))
     to = g.ws.rows(name, len(source), g.hp.head_dim)
-    x = _record_place(g, heads.x, to, source)
-    return replace(heads, x=x, norm=None, angles=None if turned else heads.angles)
+    x = _record_head_map(g, heads.x, to, source)
+    return replace(heads, x=x, norm=None, angles=None if rotated else heads.angles)
 
 
-def _record_place(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _record_head_map(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray) -> np.ndarray:
     g.rec.program.add(
         ops.PLACE_HEADS,
         step=g.rec.step,
@@ -205,9 +209,9 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | No
     if k is None or v is None:
         record_norm_rope(g, q)
         return
-    warm = q.warm
+    scaled = q.scaled
     is_latent = np.shares_memory(k.x, v.x)  # whatever thread keeps v, k must be what it will be
-    q, k = _turned(g, q, now=is_latent), _turned(g, k, now=is_latent)
+    q, k = _ready(g, q, now=is_latent), _ready(g, k, now=is_latent)
     cos, sin = (None, None) if q.angles is None else (q.angles.cos, q.angles.sin)
     g.rec.program.add(
         ops.ROPE_APPEND,
@@ -229,7 +233,7 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | No
         n_half=0 if cos is None else cos.shape[1],
         eps=g.hp.rms_eps,
     )
-    if warm:
+    if scaled:
         length, scale, offset = g.hp.temperature
         g.rec.program.add(
             ops.SCALE_BY_POSITION,
@@ -242,21 +246,22 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | No
         )
 
 
-def _turned(g: Graph, heads: Heads, *, now: bool) -> Heads:
-    """Heads of which ROPE_APPEND can do what is left.
+def _ready(g: Graph, heads: Heads, *, now: bool) -> Heads:
+    """Return heads that ROPE_APPEND can finish.
 
-    Norms that it has not are recorded here with the rotation, and where `now`, all there is to do.
+    It has one norm of head_dim elements, before the rotation. Other norms are recorded here,
+    together with the rotation; with `now` every norm and rotation is.
     """
     norm, angles = heads.norm, heads.angles
     if norm is None and angles is None:
         return heads
-    if not now and (norm is None or (norm.ndim == 1 and not heads.late)):
+    if not now and (norm is None or (norm.ndim == 1 and not heads.norm_last)):
         return heads
     return Heads(record_norm_rope(g, heads))
 
 
 def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
-    """Record that an indexer's queries and keys are rotated, and that keys are the end of k's rows.
+    """Record the rotation of an indexer's heads, and copy its keys to the end of k's rows.
 
     k: f32 [n_tok, 1, head_dim].
     """
@@ -269,15 +274,16 @@ def record_index(g: Graph, index: Index, k: np.ndarray) -> None:
 
 
 def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> np.ndarray:
-    """Heads, f32 [n_tok, n_head, head_dim], normed and rotated in place.
+    """Record the norm and the rotation of heads, and return them: f32 [n_tok, n_head, head_dim].
 
-    neox: whether pairs lie half of the rotated elements apart; None: as the architecture has it.
+    Both work in place. neox: whether the elements of a rotary pair lie half of the rotated elements
+    apart; None stands for the architecture's rule.
     """
     norm, angles = heads.norm, heads.angles
     is_neox = g.model.arch.neox if neox is None else neox
     g.rec.program.add(
         ops.ROPE_HEADS,
-        (heads.x.shape[2], int(is_neox), "rope" if heads.late else "norm"),
+        (heads.x.shape[2], int(is_neox), "rope" if heads.norm_last else "norm"),
         step=g.rec.step,
         x=heads.x,
         norm=norm,
@@ -291,13 +297,13 @@ def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> np.
     return heads.x
 
 
-def turned_by(frequencies: RopeFrequencies, n_tok: int, by: int) -> Angles:
-    """The angles of as many positions for every row."""
-    return _turned_by(frequencies.inv_freq.tobytes(), n_tok, by)
+def rotated_by(frequencies: RopeFrequencies, n_tok: int, by: int) -> Angles:
+    """Return angles that rotate each of n_tok rows by the same number of positions."""
+    return _rotated_by(frequencies.inv_freq.tobytes(), n_tok, by)
 
 
 @cache
-def _turned_by(inv_freq: bytes, n_tok: int, by: int) -> Angles:
+def _rotated_by(inv_freq: bytes, n_tok: int, by: int) -> Angles:
     angles = np.tile(by * np.frombuffer(inv_freq), (n_tok, 1))
     return Angles(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
@@ -305,7 +311,7 @@ def _turned_by(inv_freq: bytes, n_tok: int, by: int) -> Angles:
 def record_attention(
     g: Graph, state: SelectorState, queries: Queries, kv: KVView, audit: Audit | None = None
 ) -> None:
-    """Record the ops from q and the pages to out; audit, at decode, checks these."""
+    """Record selection, attention and a method's later hooks; an audit checks a decode step."""
     rec, (layer, q, out, lse) = g.rec, queries
     program = rec.program
     program.part = SELECT
@@ -314,7 +320,7 @@ def record_attention(
     program.selections[layer] = selection
     if lse is None and rec.n_tok == 1:
         lse = state.lse
-    chosen = Rows(rec.step, 1, selection, out, lse=lse)
+    chosen = Attended(rec.step, 1, selection, out, lse=lse)
     program.part = ATTEND
     _record_attend(g, queries, kv, chosen)
     program.part = SELECT
@@ -340,7 +346,7 @@ def n_split(n_row: int, n_part: int) -> int:
     return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
 
 
-def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
+def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Attended) -> None:
     hp = g.hp.of_cache(queries.layer)
     ws, rec, sel = g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
@@ -386,7 +392,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Rows) -> None:
         _record_merge(rec, rows, partial, split)
 
 
-def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
+def attend_cost(rows: Attended, group: int, head_dim: int, row_bytes: int) -> Cost:
     """What ATTEND reads, from the Selection as its call has left it.
 
     Each row reads the K and V of its blocks, row_bytes for both, once for all of its
@@ -407,7 +413,7 @@ def attend_cost(rows: Rows, group: int, head_dim: int, row_bytes: int) -> Cost:
     return cost
 
 
-def _record_merge(rec: Recording, rows: Rows, partial: np.ndarray, split: int) -> None:
+def _record_merge(rec: Recording, rows: Attended, partial: np.ndarray, split: int) -> None:
     _, n_head, head_dim = rows.out.shape
     rec.program.add(
         ops.ATTEND_MERGE,

@@ -16,17 +16,17 @@ from tamis.select.base import Recording
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Queries or keys as a product left them, and what is still to be done to them.
+    """Queries or keys as a product left them, and the norm and rotation that they still need.
 
-    x stands for its contents when the heads were made: if anything else overwrites its buffer
-    before `append` has finished the heads, that is an error of recording.
+    x stands for the contents of its buffer when the heads were made. If anything else overwrites
+    the buffer before `append` has finished the heads, recording fails.
     """
 
     x: np.ndarray  # f32 [n_tok, n_head, head_dim]
     norm: np.ndarray | None = None  # f32 [head_dim], of each head, or [n_head, head_dim]
     angles: "Angles | None" = None
-    late: bool = False  # normed after it is rotated
-    warm: bool = False  # then times the temperature of its position
+    norm_last: bool = False  # they are normed after they are rotated, not before
+    scaled: bool = False  # at last they are multiplied by the temperature of their position
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", taken(self.x))

@@ -47,8 +47,8 @@ class Forward:
         self._head = self._ending.backend.link(head)
         # Where kernels write to host memory, a copy of one row is as good.
         ending = self._ending.backend
-        self._answers = [] if ending.on_host else answers(ending, model.hp.n_vocab)
-        self._answer: Answer | None = None  # which of them the last step's logits are in
+        self._answers = [] if ending.on_host else host_logits(ending, model.hp.n_vocab)
+        self._answer: HostLogits | None = None  # which of them the last step's logits are in
         self._counting = False
         self._best: dict[int, BestLogits] = {}  # by how many
 
@@ -194,11 +194,11 @@ def output_normed(model: Model, rows: np.ndarray) -> np.ndarray:
     return (x if bias is None else x + bias).astype(np.float32)
 
 
-class Answer:
-    """Host memory that kernels of another device write a step's logits to.
+class HostLogits:
+    """Host memory that the kernels of a GPU write the logits of a step to.
 
-    They are there as soon as a step ends, and nobody copies them: who asked for them has this
-    memory until the last view of it is gone.
+    The logits are there as soon as the step ends, without a copy. The caller who got them owns this
+    memory until its last view of it is gone.
     """
 
     def __init__(self, logits: np.ndarray, held: Any) -> None:
@@ -207,25 +207,25 @@ class Answer:
 
     @property
     def free(self) -> bool:
-        """Whether nobody has it."""
+        """Whether no caller owns the memory."""
         return self._given() is None
 
     def given(self) -> np.ndarray:
-        """The logits, an array that its slices keep, as they do where its own base is no array."""
+        """Return the logits. The memory is free again when the array and all its views are gone."""
         found = np.frombuffer(self.logits.data, self.logits.dtype)
         self._given = weakref.ref(found)
         return found.reshape(self.logits.shape)
 
 
-def answers(backend: Backend, *shape: int) -> list[Answer]:
-    """Two, as a step is often decoded while the logits of the one before are still held.
+def host_logits(backend: Backend, *shape: int) -> list[HostLogits]:
+    """Return two of them: a step is often decoded while the caller still owns the last logits.
 
-    No one where the system does not allow it: logits are then copied, as they are where both are
-    held.
+    The list is empty where the system cannot map host memory. Logits are then copied, and so they
+    are while both are owned.
     """
     _, rows = huge_zeros((2, *shape), np.dtype(np.float32))
     try:
         held = backend.mapped(rows)
     except MemoryError:
         return []
-    return [Answer(row, held) for row in rows]
+    return [HostLogits(row, held) for row in rows]

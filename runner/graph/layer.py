@@ -83,7 +83,7 @@ def attended(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> np.n
         for x in (q, k, v):
             mapped(g, x, x, "clamp", inner=1 / limit, outer=limit)
     q_norm, k_norm = (w.attn_q_norm, w.attn_k_norm) if normed_heads else (NO_NORM, NO_NORM)
-    queries = replace(rope(g, il, q, q_norm), warm=g.hp.temperature[0] > 0)
+    queries = replace(rope(g, il, q, q_norm), scaled=g.hp.temperature[0] > 0)
     finished = append(g, il, queries, rope(g, il, k, k_norm), v)
     return attention(g, il, finished, w.attn_sinks)
 

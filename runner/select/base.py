@@ -80,11 +80,11 @@ class Recording:
     q_block: int  # queries a row of a Selection stands for
 
 
-class Rows(NamedTuple):
-    """Queries of a chunk that ATTEND serves in one call, and where their output goes.
+class Attended(NamedTuple):
+    """Queries that one call of ATTEND serves, their Selection, and where their output goes.
 
-    partial: room for the parts that their keys are cut into, where they are too few to keep a GPU
-    busy. As many whatever the chunk is: what they give must not depend on it.
+    partial: where few queries would leave a GPU idle, their keys are split, and this holds the
+    output of each split. The number of splits never depends on the chunk, nor do the sums.
     """
 
     step: np.ndarray  # int64 [STEP_SIZE]: how many, the first one's position and its row in q
@@ -215,7 +215,7 @@ class SelectorState:
         """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         """What `correct` needs attended beside the Selection's rows, which have been.
 
         Each is attended before the next is asked for.
@@ -471,7 +471,7 @@ class _PerRoleState(SelectorState):
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._for_decode.select_decode(rec, layer, q, kv)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         return self._serving(rec).also_attend(rec, layer, rows)
 
     def correct(

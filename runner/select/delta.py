@@ -26,8 +26,8 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     PREFILL,
+    Attended,
     Recording,
-    Rows,
     Selector,
     SelectorShape,
     SelectorState,
@@ -82,7 +82,7 @@ class _State(SelectorState):
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._inner.select_prefill(rec, layer, q, kv)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> list[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> list[Attended]:
         if self._inner.reads_all(rec, layer, rows.sel):
             return []
         if self._program is not rec.program:
@@ -95,7 +95,7 @@ class _State(SelectorState):
                 gamma=self._params.gamma,
             )
         return [
-            Rows(
+            Attended(
                 step, stride, full_selection(self.shape, len(out), rec.q_block), out, self._partial
             )
             for step, stride, out in (

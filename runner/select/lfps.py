@@ -45,9 +45,9 @@ from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
+    Attended,
     LastQueries,
     Recording,
-    Rows,
     SelectorShape,
     SelectorState,
     check,
@@ -145,7 +145,7 @@ class _State(SelectorState):
         self._choose(rec, layer, q, kv, self._propose(rec, layer))
         return packed(rec, self._sets, self._counts)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         self._kept_lse = rows.lse  # which may be that of a method over this one
         return []
 

@@ -28,9 +28,9 @@ from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     BLOCK,
     DECODE,
+    Attended,
     Bound,
     Recording,
-    Rows,
     Selector,
     SelectorShape,
     SelectorState,
@@ -107,7 +107,7 @@ class _State(SelectorState):
         self._asked = q, kv
         return self._inner.select_decode(rec, layer, q, kv)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         yield from self._inner.also_attend(rec, layer, rows)
         if not self._measures(rec, layer, rows.sel):
             return
@@ -117,14 +117,14 @@ class _State(SelectorState):
         sel, lse = rows.sel, rows.lse
         if sel.log_weight is not None:
             sel, lse = sel._replace(log_weight=None), self._again_lse["plain"]
-            yield Rows(rec.step, 1, sel, self._again["plain"], lse=lse)
+            yield Attended(rec.step, 1, sel, self._again["plain"], lse=lse)
         self._record_means(rec, layer, kv)
         self._record_samples(rec, layer, q, kv, sel, lse)
         if self._params.mass == 0:
             return
         wider = self._record_wider(rec, sel)
         for name, again in (("wider", wider), ("dense", self._all)):
-            yield Rows(rec.step, 1, again, self._again[name], lse=self._again_lse[name])
+            yield Attended(rec.step, 1, again, self._again[name], lse=self._again_lse[name])
         self._lse = rows.lse
 
     def correct(

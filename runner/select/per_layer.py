@@ -17,9 +17,9 @@ import numpy as np
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
+    Attended,
     Bound,
     Recording,
-    Rows,
     Selector,
     SelectorShape,
     SelectorState,
@@ -84,7 +84,7 @@ class _State(SelectorState):
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._of[layer].select_decode(rec, layer, q, kv)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         return self._of[layer].also_attend(rec, layer, rows)
 
     def correct(

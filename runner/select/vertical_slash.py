@@ -28,8 +28,8 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     PREFILL,
+    Attended,
     Recording,
-    Rows,
     Selector,
     SelectorShape,
     SelectorState,
@@ -120,7 +120,7 @@ class _State(SelectorState):
             return chosen
         return self._record_join(rec, chosen, self._record_lines(rec, q, kv))
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         return self._inner.also_attend(rec, layer, rows)
 
     def correct(

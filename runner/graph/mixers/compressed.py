@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tamis.graph.attention import append, norm_heads, record_norm_rope, turned_by
+from tamis.graph.attention import append, norm_heads, record_norm_rope, rotated_by
 from tamis.graph.context import Angles, Graph, Heads, Index
 from tamis.graph.experts import products
 from tamis.graph.linear import Product, Source, linear, linears
-from tamis.graph.mixers.latent import every_head, turned_ends
+from tamis.graph.mixers.latent import every_head, rotary_part_first
 from tamis.graph.norm import mapped, norm, ones
 from tamis.graph.recurrent import Part, copied, normed_part, pooled, whole
 from tamis.jit_kernels.contract import ops
@@ -71,13 +71,13 @@ def compressed_attention(g: Graph, il: int, h: Source) -> Product:
     q = g.ws.rows("q_entries", 2 * c.n_head * wide)  # once for windows, once for entries
     k = g.ws.rows("k_entries", 2 * wide)
     for part in range(2):
-        turned_ends(
+        rotary_part_first(
             g,
             Part(own, 0, c.width, c.n_head, c.width),
             Part(q, part * c.n_head * wide, c.width, c.n_head, wide),
         )
     normed_part(g, Part(kv, 0, c.width), w.attn_kv_a_norm, Part(kv, 0, c.width))
-    turned_ends(g, whole(kv), Part(k, 0, c.width))
+    rotary_part_first(g, whole(kv), Part(k, 0, c.width))
     index = None
     if ratio:
         names = w.attn_compressor_ape, w.attn_compressor_norm
@@ -97,13 +97,13 @@ def _index(g: Graph, il: int, q: np.ndarray, rows: list[np.ndarray], angles: Ang
     ape, w_norm = w.indexer_compressor_ape, w.indexer_compressor_norm
     k = _entries(g, il, "index_entries", rows[0], rows[1], ape, w_norm)
     y = g.ws.rows("index_q", n * n_head)
-    turned_ends(g, Part(q, 0, n, n_head, n), Part(y, 0, n, n_head, n))
+    rotary_part_first(g, Part(q, 0, n, n_head, n), Part(y, 0, n, n_head, n))
     queries, keys = (Heads(x.reshape(len(x), -1, n), angles=angles) for x in (y, k))
     return Index(queries, keys, rows[2], g.ws.scratch, g.model.arch.index_neox)
 
 
 def _attended(g: Graph, il: int, q: np.ndarray, angles: Angles) -> np.ndarray:
-    """Attention of q, turned back: the first half of f32 [n_tok, 2 * n_head, head_dim]."""
+    """Attention of q, rotated back: the first half of f32 [n_tok, 2 * n_head, head_dim]."""
     c, wide = g.hp.compressed, g.hp.head_dim
     out, lse = g.ws.rows("att", *q.shape[1:]), g.ws.rows("lse", q.shape[1])
     g.hooks.attend(g, il, q, out, lse)
@@ -150,6 +150,6 @@ def _entries(
     rows = pooled(g, il, f"{name}_pooled", kv, gate, np.ascontiguousarray(added), ratio)
     normed_part(g, Part(rows, 0, n), w_norm, Part(rows, 0, n))
     y = g.ws.rows(name, n)
-    turned_ends(g, whole(rows), Part(y, 0, n))
-    back = turned_by(g.frequencies(g.model.rope_of(il)), len(y), 1 - ratio)
+    rotary_part_first(g, whole(rows), Part(y, 0, n))
+    back = rotated_by(g.frequencies(g.model.rope_of(il)), len(y), 1 - ratio)
     return record_norm_rope(g, Heads(y.reshape(len(y), 1, n), angles=back)).reshape(len(y), n)

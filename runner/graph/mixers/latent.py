@@ -126,7 +126,7 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
 
     angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))
     queries, keys = (Heads(x.reshape(len(x), -1, width), angles=angles) for x in (q, k))
-    queries = replace(queries, warm=g.hp.temperature[0] > 0)
+    queries = replace(queries, scaled=g.hp.temperature[0] > 0)
     finished = append(g, il, queries, keys, k, index)
     out = attention(g, il, finished, w.attn_sinks)
     back = gated(g, "att_latent", Part(out, n_rot, n_latent, n_head, width), "none")
@@ -147,23 +147,23 @@ def _index(
         ape = g.weights(il).indexer_compressor_ape.vector()
         k = pooled(g, il, "index_pooled", k, gate, ape, len(ape))
     if g.hp.index_last:
-        q, k = (_turned_last(g, name, x) for name, x in (("index_q", q), ("index_k", k)))
+        q, k = (_rotary_first(g, name, x) for name, x in (("index_q", q), ("index_k", k)))
     angles = None if g.model.is_nope(il) else g.angles(g.model.rope_of(il))
     queries, keys = (Heads(x.reshape(len(x), -1, n_key), angles=angles) for x in (q, k))
     return Index(queries, keys, weights, g.ws.scratch, g.model.arch.index_neox)
 
 
-def _turned_last(g: Graph, name: str, x: np.ndarray) -> np.ndarray:
+def _rotary_first(g: Graph, name: str, x: np.ndarray) -> np.ndarray:
     n, y = g.hp.indexer.n_key, g.ws.rows(name, x.shape[1])
     n_head = x.shape[1] // n
-    turned_ends(g, Part(x, 0, n, n_head, n), Part(y, 0, n, n_head, n))
+    rotary_part_first(g, Part(x, 0, n, n_head, n), Part(y, 0, n, n_head, n))
     return y
 
 
-def turned_ends(g: Graph, x: Part, y: Part) -> None:
-    """Record that y is each head's last n_rot elements, which are to be rotated, then the others.
+def rotary_part_first(g: Graph, x: Part, y: Part) -> None:
+    """Record a copy y of the heads x in which the last n_rot elements, the rotary part, come first.
 
-    x, y: a run for each head.
+    A Part x or y has a run for each head.
     """
     n_rot, n_plain = g.hp.n_rot, x.n - g.hp.n_rot
     for of_x, of_y, n in ((n_plain, 0, n_rot), (0, n_rot, n_plain)):
@@ -172,5 +172,5 @@ def turned_ends(g: Graph, x: Part, y: Part) -> None:
 
 @cache
 def every_head(n_tok: int, n_head: int) -> np.ndarray:
-    """Each token's heads, as `products` takes them: int32 [n_tok, n_head]."""
+    """Return all heads for each token, as `products` takes them: int32 [n_tok, n_head]."""
     return np.tile(np.arange(n_head, dtype=np.int32), (n_tok, 1))
