@@ -21,7 +21,7 @@ from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import KV_TYPES, PAGE, KVView, Selection, kv_row, zeros
-from tamis.select.base import PREFILL, Recording, Attended, SelectorShape
+from tamis.select.base import PREFILL, Attended, Recording, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.random_model import Pool
 
@@ -58,7 +58,7 @@ def timed(backend: CudaBackend, work: Callable[[], Any]) -> float:
 
 
 def alternating(backend: CudaBackend, *works: Work) -> list[Row]:
-    """Attended of works that run alternately; of all but the first, how many times faster they are."""
+    """Rows of works that run alternately; of all but the first, how many times faster they are."""
     for work in works:
         work.run()
     turns = [[backend.device.time(work.run) / work.n for work in works] for _ in range(N_RUN)]

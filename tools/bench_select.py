@@ -31,7 +31,7 @@ from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.backends.cuda_program import CudaProgram
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
-from tamis.select.base import Recording, Attended, SelectorShape
+from tamis.select.base import Attended, Recording, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.bench_cuda import HEAD_DIM, N_HEAD, N_HEAD_KV, Cache, copy_rate, record_attend
 

@@ -5,6 +5,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -67,14 +68,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     """
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
-    hp = HParams.from_gguf(
-        file,
-        keys,
-        arch.refused,
-        arch.nonzero,
-        full_first=arch.full_first,
-        declares=arch.declares,
-    )
+    of_arch: dict[str, Any] = {"full_first": arch.full_first, "declares": arch.declares}
+    hp = HParams.from_gguf(file, keys, arch.refused, arch.nonzero, **of_arch)
     if hp.n_expert and not hp.n_ff_expert:
         n_share = max(hp.n_expert_used, 1) if arch.shared_ff else 1
         hp = replace(hp, n_ff_expert=hp.n_ff // n_share)

@@ -41,6 +41,7 @@ ALLOWED_FOLDERS: dict[str, str] = {
     "tools": "one file a program, run by its name",
     "tests/engine": "one file a promise of sessions, batches or their files",
     "tests/kernels": "one file a family of ops, found by its name",
+    "tests/methods": "one file a method, or a promise that all of them keep",
     "tests/bindings/serve": "one file an API, or a promise that all of them keep",
     "tests/support": "on the path of tests: its modules are imported by their names",
 }
