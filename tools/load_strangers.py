@@ -49,7 +49,8 @@ class Strangers:
             ("grammar", self._grammar),
             ("embedding", self._embedding),
             ("tool", self._tool),
-            ("too_deep", self._too_deep),
+            ("deep", self._deep),
+            ("costly", self._costly),
             ("too_long", self._too_long),
             ("no_json", self._no_json),
             ("half_open", self._half_open),
@@ -131,9 +132,20 @@ class Strangers:
         seconds = time.monotonic() - begin
         return None if status == 400 and seconds < SLOW else f"{status} in {seconds:.1f} s: {reply}"
 
-    def _too_deep(self, turn: int) -> str | None:
+    def _deep(self, turn: int) -> str | None:
+        """A schema of 6,000 references, the last to a string: answered as a string is."""
         defs: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
         schema = {"$ref": "#/$defs/d0", "$defs": defs | {"d6000": {"type": "string"}}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        status, reply = self._chat(turn, response_format=form, max_tokens=8)
+        if status != 200:
+            return "busy" if status == 429 else f"status {status}: {reply}"
+        text = reply["choices"][0]["message"]["content"].lstrip()
+        return None if text.startswith('"') or not text else repr(text)
+
+    def _costly(self, turn: int) -> str | None:
+        """Patterns whose automata take minutes to compile: refused by a limit, beside others."""
+        schema = {"oneOf": [{"type": "string", "pattern": f"^{'.' * i}x.*$"} for i in range(150)]}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
         return self._refused("/v1/chat/completions", json.dumps(body).encode())

@@ -126,6 +126,16 @@ def costly(seconds: float) -> ApiError:
     )
 
 
+def costly_grammar(seconds: float) -> ApiError:
+    """Status 400: compiling a schema or grammar took more processor time than one may take."""
+    return ApiError(
+        400,
+        f"compiling the grammar took more than {seconds:g} s of processor time: give the schema or "
+        "grammar fewer properties, alternatives or long patterns",
+        code="too_costly",
+    )
+
+
 def crashed(signal_number: int) -> ApiError:
     """Status 400: the process of its own that prepared a request was ended by a signal."""
     return ApiError(

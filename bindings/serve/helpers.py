@@ -13,7 +13,15 @@ import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from tamis.bindings.serve.errors import ApiError, busy, costly, crashed, no_helper, stopping
+from tamis.bindings.serve.errors import (
+    ApiError,
+    busy,
+    costly,
+    costly_grammar,
+    crashed,
+    no_helper,
+    stopping,
+)
 from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind
 from tamis.platform.processes import child_environment
@@ -156,6 +164,7 @@ class Helpers:
 
     async def _ask(self, channel: socket.socket, name: bytes, body: bytes) -> Prepared:
         loop, frames = asyncio.get_running_loop(), Frames()
+        too_long = costly(self._config.seconds)  # where its processor time ends
         with contextlib.suppress(OSError):  # it may have ended: the last frame says how
             head = HEADER.pack(Kind.REQUEST, len(name) + len(body)) + name
             await loop.sock_sendall(channel, head)
@@ -172,9 +181,12 @@ class Helpers:
                 frames.feed(data)
                 continue
             kind, data = found
+            if kind is Kind.COMPILING:
+                too_long = costly_grammar(min(data[0], self._config.seconds))
+                continue
             if kind is Kind.RESULT:
                 return Prepared(data, Follower(channel))
-            raise self._error(kind, data)
+            raise self._error(kind, data, too_long)
 
     @staticmethod
     def _next(frames: Frames) -> tuple[Kind, bytes] | None:
@@ -183,12 +195,12 @@ class Helpers:
         except Broken:
             raise no_helper("its process has sent what is no answer") from None
 
-    def _error(self, kind: Kind, data: bytes) -> ApiError:
+    def _error(self, kind: Kind, data: bytes, too_long: ApiError) -> ApiError:
         if kind is Kind.ERROR:
             return ApiError.unpacked(data)
         number = data[0] if kind is Kind.ENDED and data else 0
         if self._closed:
             return stopping()
         if number == SIGXCPU:
-            return costly(self._config.seconds)
+            return too_long
         return crashed(number) if number else no_helper("its process has ended")

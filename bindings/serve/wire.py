@@ -49,6 +49,7 @@ class Kind(IntEnum):
     JOBS = 11  # to the process: JSON of jobs
     DROP = 12  # to the process: JSON, numbers of jobs
     EVENTS = 13  # JSON: events of jobs by their numbers, and counts
+    COMPILING = 14  # a grammar, from now on: seconds of processor time that it may take
 
 
 class Broken(ValueError):

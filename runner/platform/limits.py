@@ -30,15 +30,25 @@ def allow_cpu(seconds: int) -> None:
 
     Not beyond the limit that was set for good.
     """
-    used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    most = int(used.ru_utime + used.ru_stime) + seconds
+    most = _used_cpu() + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (_least(most, hard), hard))
+
+
+def lower_cpu(seconds: int) -> None:
+    """Let this process run for at most so much processor time from now on; a nearer end stays."""
+    lower("cpu", _used_cpu() + seconds)
 
 
 def most_open_files() -> int:
     """Numbers of open files are below this."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _used_cpu() -> int:
+    """Whole seconds of processor time that this process has used."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int(used.ru_utime + used.ru_stime)
 
 
 def _least(most: int, limit: int) -> int:

@@ -23,7 +23,7 @@ from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
-from tamis.platform.limits import allow_cpu, limit, most_open_files
+from tamis.platform.limits import allow_cpu, limit, lower_cpu, most_open_files
 from tamis.platform.memory import held_bytes
 from tamis.platform.processes import drop_privileges, start_fork
 from tamis.sampling.base import SamplerError
@@ -32,6 +32,7 @@ from tamis.sampling.vocabulary import GrammarTokenizer
 
 STACK = 4 << 20
 KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
+GRAMMAR_SECONDS = 5  # of processor time to compile a grammar, within that of its request
 STEP_SECONDS = 5  # of processor time for the mask of one token
 MOST_SECONDS = 3600
 
@@ -199,6 +200,8 @@ class _Child:
         """Begin to follow a grammar; the parts of a schema that it does not enforce."""
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
+        lower_cpu(GRAMMAR_SECONDS)
+        self._channel.sendall(frame(Kind.COMPILING, bytes([GRAMMAR_SECONDS])))
         (_, before), self._n_choice = held_bytes(), n_choice
         compiled = grammar.compiled_here(self._grammars)
         self._grammar = Grammar(compiled.text, self._grammars)
@@ -217,6 +220,7 @@ def _follow(reader: socket.socket, steps: list[Grammar]) -> None:
     """Send the masks of all choices, and the next one for each token, until the reader goes."""
     frames = Frames()
     for i, step in enumerate(steps):
+        allow_cpu(STEP_SECONDS)
         reader.sendall(_mask(i, step))
     while True:
         kind, data = _receive(reader, frames)

@@ -19,6 +19,7 @@ from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.helpers import Helpers
 from tamis.bindings.serve.http.app import SMALL
+from tamis.bindings.serve.http.helper import GRAMMAR_SECONDS
 from tamis.bindings.serve.text import BoundedTokenizer, TooManyTokens
 from tamis.bindings.serve.wire import Config, identity
 from tamis.sampling.grammar import Grammar, gbnf_grammar
@@ -47,6 +48,11 @@ def with_schema(schema):
 def chained_refs(n):
     defs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(n)}
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{n}": {"type": "string"}}}
+
+
+def overlapping_patterns(n):
+    """A schema whose product of automata takes minutes to compile."""
+    return {"oneOf": [{"type": "string", "pattern": f"^{'.' * i}x.*$"} for i in range(n)]}
 
 
 def chained_rules(n):
@@ -258,6 +264,38 @@ def test_processor_time_and_memory_of_a_request_are_limited(path):
     error = asked(path, b'{"content": "' + b"x " * 3_000_000 + b'"}', n_byte=8 << 20)
     assert error.status in (400, 503)
     assert json.loads(asked(path, b'{"content": "the hand"}'))
+
+
+def test_a_grammar_that_takes_long_to_compile_is_refused_by_a_limit_of_its_own(path):
+    pytest.importorskip("llguidance")
+    body = json.dumps(with_schema(overlapping_patterns(150))).encode()
+    error = asked(path, body, "chat", seconds=60)
+    assert (error.status, error.code) == (400, "too_costly")
+    assert f"more than {GRAMMAR_SECONDS} s" in error.message
+    assert "schema" in error.message
+    error = asked(path, body, "chat", seconds=1)  # the request's own limit comes first
+    assert (error.status, error.code) == (400, "too_costly")
+    assert "more than 1 s" in error.message
+
+
+def test_grammars_that_take_long_hold_up_nobody_without_one(client):
+    pytest.importorskip("llguidance")
+    client.post(CHAT, json=with_schema({"const": "hand"}))  # the helper is there
+    body, done = with_schema(overlapping_patterns(150)), []
+    slow = [
+        threading.Thread(target=lambda: done.append(client.post(CHAT, json=body).status_code))
+        for _ in range(2)
+    ]
+    for each in slow:
+        each.start()
+    try:
+        until(lambda: client.tamis._helpers._slots._free == 0)
+        answers = [client.post(CHAT, json=ASKED).status_code for _ in range(3)]
+        assert (answers, done) == ([200] * 3, [])
+    finally:
+        for each in slow:
+            each.join()
+    assert done == [400, 400]
 
 
 def test_a_request_whose_client_goes_leaves_no_process(path):
