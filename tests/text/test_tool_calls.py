@@ -514,6 +514,12 @@ def test_arguments_have_the_types_of_their_schema(key, written, value):
             {"city": "{a,{b"},
         ),
         ("deepseek", '<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{"days": 1}', {"days": 1}),
+        (  # white space that JSON has not: at each place where it may be
+            "hermes",
+            '<tool_call>{"name": "stop", "arguments": {\v"city"\u2003:\x1c"a"\f,\xa0"days": '
+            "[\u3000]\x85}}</tool_call>",
+            {"city": "a", "days": []},
+        ),
     ],
 )
 def test_what_models_write_besides_their_templates_is_read(name, text, expected):

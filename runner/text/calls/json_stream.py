@@ -9,6 +9,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = frozenset('"\\/bfnrt')
+_SPACES = frozenset(" \t\n\r")  # JSON's own
 _CONTROL = {chr(c): f"\\u{c:04x}" for c in range(32)} | {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _HEX = frozenset("0123456789abcdefABCDEF")
 MAX_DEPTH = 200  # of brackets within one another
@@ -21,8 +22,8 @@ class ObjectReader:
 
     ``values`` has the complete values at the paths that ``watched`` is true of, each as JSON text,
     and ``keys`` the object's own keys so far. What models write besides JSON is mended in them:
-    line breaks within strings, escapes that JSON has not, and True, False and None. Anything else
-    fails at once, and the character that is wrong is not read.
+    line breaks within strings, escapes and white space that JSON has not, and True, False and None.
+    Anything else fails at once, and the character that is wrong is not read.
     """
 
     def __init__(self, watched: Callable[[Path], bool], *, whole: bool = False):
@@ -62,12 +63,15 @@ class ObjectReader:
         if self._key is not None:
             self._key.append(piece)
 
+    def _add_space(self, c: str) -> None:
+        self._add(c if c in _SPACES else " ")
+
     # States: each reads something at a place, and returns where it ends
 
     def _before_value(self, text: str, at: int) -> int:
         c = text[at]
         if c.isspace():
-            self._add(c)
+            self._add_space(c)
         elif c == "]" and self._stack[-1:] == ["["] and self._is_first:
             self._close(c)
         elif self._stack or c == "{":
@@ -108,7 +112,7 @@ class ObjectReader:
     def _before_key(self, text: str, at: int) -> int:
         c = text[at]
         if c.isspace():
-            self._add(c)
+            self._add_space(c)
         elif c == '"':
             self._key = []
             self._add(c)
@@ -172,10 +176,12 @@ class ObjectReader:
         if c != ":" and not c.isspace():
             self.failed = True
             return at
-        self._add(c)
         if c == ":":
+            self._add(c)
             self._is_first = False
             self._state = self._before_value
+        else:
+            self._add_space(c)
         return at + 1
 
     def _in_scalar(self, text: str, at: int) -> int:
@@ -206,7 +212,7 @@ class ObjectReader:
     def _after_value(self, text: str, at: int) -> int:
         c = text[at]
         if c.isspace():
-            self._add(c)
+            self._add_space(c)
         elif c == ",":
             self._add(c)
             self._state = self._before_key if self._stack[-1] == "{" else self._before_value
