@@ -147,7 +147,7 @@ class Run:
                 "source": fault.planted((self.tree / fault.file).read_text()),
                 "fresh": not fault.where,
                 "tests": tests,
-                "seconds": 30 + 4 * seconds,
+                "seconds": 6 + 2 * seconds,  # they were measured while lines were recorded: slower
                 "said": str(fault),
             }
             for fault, tests, seconds in faults
