@@ -3,11 +3,13 @@
 A default is changed here and in the change log, or not at all.
 """
 
+import dataclasses
 from dataclasses import MISSING, fields
 
 import pytest
 
 from tamis.select.notation import method_of, names
+from tamis.select.window import Window
 
 DEFAULTS = {
     "auto": {"mass": 0.95, "least": 12288, "part": 16, "samples": 128, "seed": 0},
@@ -161,3 +163,18 @@ def test_a_methods_parameters_have_these_defaults(name):
 @pytest.mark.parametrize("name", sorted(DEFAULTS))
 def test_a_method_serves_these_roles(name):
     assert method_of(name).roles == ROLES[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(DEFAULTS) - {"dense"}))
+def test_a_method_is_a_value_that_nobody_changes(name):
+    """Sessions share methods, and equal ones share a state: all have a hash."""
+    method = method_of(name)
+    given = {} if "inner" not in {f.name for f in fields(method)} else {"inner": Window()}
+    if name == "vertical_slash":
+        given = {}
+    one, other = method(**given), method(**given)
+    assert one == other
+    assert hash(one) == hash(other)
+    for parameter in DEFAULTS[name]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, parameter, 1)
