@@ -10,7 +10,16 @@ import pytest
 from lora_files import write_control, write_lora
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.engine.adapters import AdapterError, Adapters, ControlVector, Lora, scales
+from tamis.engine.adapters import (
+    RANK_UNIT,
+    AdapterError,
+    Adapters,
+    ControlVector,
+    Lora,
+    Pair,
+    _joined,
+    scales,
+)
 from tamis.engine.batch import Batch
 from tamis.engine.engine import Engine
 from tamis.engine.session_file import SessionFileError
@@ -204,10 +213,21 @@ def test_files_that_are_no_adapters_are_refused(made, tmp_path):
             kind.load(tmp_path / "none")
 
 
+@pytest.mark.parametrize("ranks", [(1,), (RANK_UNIT,), (RANK_UNIT, 1), (3, 4, 5)])
+def test_adapters_side_by_side_take_the_next_whole_unit_of_ranks(ranks):
+    rng = np.random.default_rng(0)
+    pairs = [Pair(rng.random((n, 6), "f4"), rng.random((5, n), "f4")) for n in ranks]
+    n_rank = _joined(pairs).a.n_out
+    assert n_rank % RANK_UNIT == 0
+    assert 0 <= n_rank - sum(ranks) < RANK_UNIT
+
+
 def test_scales_by_id():
     assert scales([{"id": 1, "scale": 0.5}], 3) == [0, 0.5, 0]
+    assert scales([{"id": 0, "scale": 2}, {"id": 2, "scale": -1}], 3) == [2, 0, -1]
     numbers = [[{"id": 0, "scale": scale}] for scale in ("1", math.nan, math.inf, 10**400, True)]
-    for wrong in ([{"id": 3, "scale": 1}], [{"scale": 1}], [1], *numbers):
+    outside = [[{"id": i, "scale": 1}] for i in (-1, 3, True)]
+    for wrong in (*outside, [{"scale": 1}], [1], *numbers):
         with pytest.raises(ValueError, match="lora"):
             scales(wrong, 3)
 
