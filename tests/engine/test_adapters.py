@@ -214,7 +214,7 @@ def test_files_that_are_no_adapters_are_refused(made, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [(1,), (RANK_UNIT,), (RANK_UNIT, 1), (3, 4, 5)])
-def test_adapters_side_by_side_take_the_next_whole_unit_of_ranks(ranks):
+def test_joined_adapters_take_the_next_whole_unit_of_ranks(ranks):
     rng = np.random.default_rng(0)
     pairs = [Pair(rng.random((n, 6), "f4"), rng.random((5, n), "f4")) for n in ranks]
     n_rank = _joined(pairs).a.n_out

@@ -1,6 +1,8 @@
-"""Parameters have one name in all methods; a paper's own name stays an alias."""
+"""Parameters have one name in all methods, a paper's own name stays an alias; their defaults."""
 
+import dataclasses
 import re
+from dataclasses import MISSING, fields
 
 import pytest
 
@@ -8,11 +10,14 @@ from tamis.select.base import COMMON
 from tamis.select.notation import (
     MethodError,
     defaults_of,
+    method_of,
     methods,
+    names,
     needs_inner,
     parameters_of,
     parse_method,
 )
+from tamis.select.window import Window
 
 ALIASES = [
     (name, common, field.name)
@@ -75,3 +80,173 @@ def test_the_docs_table_has_both_names(root):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", papers.partition("\n\n")[0], re.M)
     table = {(name, *pair) for name, text in rows for pair in re.findall(r"(\w+) `(\w+)`", text)}
     assert table == set(ALIASES)
+
+
+# The papers' numbers, which users rely on: changed here and in the change log, or not at all.
+DEFAULTS = {
+    "auto": {"mass": 0.95, "least": 12288, "part": 16, "samples": 128, "seed": 0},
+    "bigbird": {"block": 64, "sink": 128, "recent": 192, "random": 192, "seed": 0},
+    "cpe": {
+        "s": 16,
+        "tau": 0.8,
+        "join": 0.8,
+        "r": 1,
+        "k": 432,
+        "sink": 16,
+        "local": 64,
+        "phi": 0.7,
+        "alpha": 1.0,
+        "psi": 0.5,
+        "gamma": 1.0,
+        "kv": "project",
+        "rows": "union",
+    },
+    "delta": {"gamma": 64, "mode": "delta"},
+    "dense": {},
+    "double_sparsity": {
+        "budget": 1024,
+        "label": 0.25,
+        "s": 32,
+        "sink": 4,
+        "recent": 64,
+        "rows": "group",
+    },
+    "h2o": {"budget": 1024, "recent": 0.5, "sink": 4, "s": 128, "rows": "group"},
+    "hip": {
+        "k": 1024,
+        "b_k": 2,
+        "b_sk": 1,
+        "b_q": 64,
+        "b_sq": 8,
+        "r_m": 1,
+        "l_d": 3,
+        "sink": 16,
+        "local": 256,
+        "span": 0,
+        "rows": "group",
+        "rep": "mean",
+    },
+    "hshare": {
+        "budget": 1024,
+        "layers": 0.75,
+        "heads": 0.75,
+        "period": 2,
+        "sink": 16,
+        "recent": 64,
+        "rows": "head",
+    },
+    "hyperattention": {
+        "block": 256,
+        "sample": 256,
+        "recent": 512,
+        "bits": 7,
+        "size": 32,
+        "sink": 4,
+        "l_d": 0,
+        "seed": 0,
+    },
+    "lfps": {
+        "a": 0.2,
+        "r": 0.95,
+        "s": 32,
+        "budget": 0.02,
+        "epsilon": 0.85,
+        "sink": 4,
+        "local": 64,
+        "bypass": "mix",
+        "rows": "group",
+        "renew": 8,
+    },
+    "magicpig": {"K": 10, "L": 150, "dense": 1, "sink": 4, "recent": 64, "period": 2048, "seed": 0},
+    "metered": {"mass": 0.95, "samples": 128, "seed": 0},
+    "quest": {"budget": 1024, "page": 16, "dense": 2, "sink": 4, "recent": 16, "rows": "head"},
+    "snapkv": {
+        "budget": 1024,
+        "window": 32,
+        "kernel": 7,
+        "pool": "max",
+        "ada": 0.0,
+        "beta": 1.0,
+        "sink": 4,
+        "rows": "group",
+    },
+    "tactic": {
+        "P": 0.9,
+        "c": 32,
+        "n_iter": 10,
+        "first": 0.02,
+        "period": 2048,
+        "sink": 4,
+        "local": 256,
+        "segment": 8192,
+        "sample": 0,
+        "margin": 0.5,
+        "outside": "counted",
+        "rows": "group",
+        "reach": 0.7,
+        "seed": 0,
+    },
+    "topk": {"k": 512, "sink": 4, "recent": 64, "rows": "group"},
+    "vertical_slash": {
+        "n_vertical": 1000,
+        "n_slash": 200,
+        "last_q": 16,
+        "sink": 30,
+        "local": 100,
+        "l_d": 0,
+        "inner": None,
+    },
+    "window": {"sink": 4, "recent": 1024, "block": 16},
+}
+# Decode steps only, prompts only, or both.
+ROLES = {
+    "auto": ("decode",),
+    "bigbird": ("decode", "prefill"),
+    "cpe": ("decode", "prefill"),
+    "delta": ("prefill",),
+    "dense": ("decode", "prefill"),
+    "double_sparsity": ("decode",),
+    "h2o": ("decode",),
+    "hip": ("decode", "prefill"),
+    "hshare": ("decode",),
+    "hyperattention": ("prefill",),
+    "lfps": ("decode",),
+    "magicpig": ("decode",),
+    "metered": ("decode",),
+    "quest": ("decode",),
+    "snapkv": ("decode",),
+    "tactic": ("decode",),
+    "topk": ("decode",),
+    "vertical_slash": ("prefill",),
+    "window": ("decode", "prefill"),
+}
+
+
+def test_every_method_is_listed():
+    assert sorted(DEFAULTS) == names()
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_a_methods_parameters_have_these_defaults(name):
+    found = {f.name: f.default for f in fields(method_of(name)) if f.default is not MISSING}
+    assert found == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_a_method_serves_these_roles(name):
+    assert method_of(name).roles == ROLES[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(DEFAULTS) - {"dense"}))
+def test_a_method_is_a_value_that_nobody_changes(name):
+    """Sessions share methods, and equal ones share a state: all have a hash."""
+    method = method_of(name)
+    given = {} if "inner" not in {f.name for f in fields(method)} else {"inner": Window()}
+    if name == "vertical_slash":
+        given = {}
+    one, other = method(**given), method(**given)
+    assert one == other
+    assert hash(one) == hash(other)
+    for parameter in DEFAULTS[name]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, parameter, 1)
