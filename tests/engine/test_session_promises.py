@@ -7,6 +7,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.engine.adapters import scales
 from tamis.engine.drafting import Drafting, ModelDraft
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.contract.types import PAGE
 from tamis.sampling.chain import SamplerParams
 
 IDS = [5, 9, 30, 12]
@@ -80,3 +81,14 @@ def test_scales_are_of_adapters_by_number():
     for scale in (True, "1", None, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="scale"):
             scales([{"id": 0, "scale": scale}], 3)
+
+
+@pytest.mark.parametrize("attn", ["snapkv:budget=40,window=8,sink=4", "lfps:s=32,sink=4,local=8"])
+def test_recall_changes_no_key(engine, attn):
+    """Of several rows at once keys round otherwise than alone: a method sees them, nobody else."""
+    with engine.session(n_ctx=256, attn=attn) as session:
+        for i in range(150):
+            session.decode(5 + i % 50)
+        before = session.pages(0, -(-150 // PAGE))
+        session.recall()
+        np.testing.assert_array_equal(session.pages(0, -(-150 // PAGE)), before)

@@ -35,6 +35,13 @@ def stream(client, body):
         return [json.loads(line[6:]) for line in response.iter_lines() if line]
 
 
+def test_a_prompt_that_is_only_read_leaves_its_slot_free(client):
+    for _ in range(len(client.get("/slots").json()) + 1):
+        found = client.post("/completion", json=ASKED | {"n_predict": 0}).json()
+        assert (found["content"], found["timings"]["predicted_n"]) == ("", 0)
+        assert not any(slot["is_processing"] for slot in client.get("/slots").json())
+
+
 def test_a_completion_and_its_stream_say_the_same(client):
     body = ASKED | NO_END | {"return_tokens": True, "n_probs": 3}
     whole = client.post("/completion", json=body).json()
