@@ -40,6 +40,15 @@ def test_a_prompt_in_chunks_and_token_by_token(engine, truth):
     np.testing.assert_allclose([session.decode(token) for token in IDS], truth, **CLOSE)
 
 
+def test_each_state_is_after_other_tokens_and_the_live_one_comes_last(engine):
+    session = engine.session(n_ctx=128, n_ubatch=16)
+    session.prefill(IDS[:64])  # a snapshot may be after as many tokens as the live state
+    found = [n for n, _ in session.states()]
+    assert found == sorted(set(found))
+    assert found[-1] == 64
+    session.close()
+
+
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 50, 90])
 def test_a_truncated_sequence_goes_on_as_if_it_had_ended_there(engine, truth, n):
     session = engine.session(n_ctx=128, n_ubatch=16)
