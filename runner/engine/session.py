@@ -13,6 +13,7 @@ import numpy as np
 
 from tamis.engine import session_file
 from tamis.engine.checks import check_ids
+from tamis.engine.chunks import chunks, exact_rows, of_prompt
 from tamis.engine.errors import ContextError
 from tamis.engine.fingerprint import shape_text
 from tamis.engine.generate import Generating, TokenProgress
@@ -78,6 +79,7 @@ class Session(Generating):
         chosen, copies = _opened(loaded, selector, shape)
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
+        self._few = exact_rows(model)
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
         self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
@@ -385,11 +387,11 @@ class Session(Generating):
         if first < self.n_past:
             self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
             self._drop(first)
-        for start in range(first, self.n_past, self.n_ubatch):
-            chunk = self._tokens[start : start + self.n_ubatch]
+        for at in chunks(first, self.n_past, self.n_ubatch, self._few):
+            chunk = np.array(self._tokens[at.start : at.stop], np.int32)
             self._states.begin()
-            self._forward.prefill(np.array(chunk, np.int32), start, range(first, self.n_past))
-            self._states.end(start + len(chunk))
+            self._forward.prefill(chunk, at.start, range(first, self.n_past))
+            self._states.end(at.stop)
 
     def _send_states(self) -> None:
         """Show kernels the recurrent states."""
@@ -565,12 +567,11 @@ class Session(Generating):
         self._fetch_kv()
         pages = self._kv.pages_from(first)
         try:
-            for start in range(first, self.n_past, self.n_ubatch):
-                chunk = self._tokens[start : start + self.n_ubatch]
-                prompt = range(first, self.n_past)
+            for at in chunks(first, self.n_past, self.n_ubatch, self._few):
+                chunk = np.array(self._tokens[at.start : at.stop], np.int32)
                 self._states.begin()
-                self._forward.prefill(np.array(chunk, np.int32), start, prompt, lasting=False)
-                self._states.end(start + len(chunk))
+                self._forward.prefill(chunk, at.start, range(first, self.n_past), lasting=False)
+                self._states.end(at.stop)
         finally:
             self._wait()
             self._kv.put_back(first, pages)
@@ -699,16 +700,16 @@ class Session(Generating):
             self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
             self._keep_states()
-            for start in range(0, len(tokens), self.n_ubatch):
-                chunk = tokens[start : start + self.n_ubatch]
+            for at in of_prompt(len(tokens), self.n_ubatch, self._few):
+                chunk = tokens[at.start : at.stop]
                 self._loaded.file.check_unchanged()
                 self._states.begin()
-                self._forward.prefill(chunk, n_past + start, prompt)
-                self._states.end(n_past + start + len(chunk))
+                self._forward.prefill(chunk, n_past + at.start, prompt)
+                self._states.end(n_past + at.stop)
                 self._keep_states()
                 if progress is not None:
-                    progress(start + len(chunk), len(tokens))
-                yield chunk, start + len(chunk) == len(tokens)
+                    progress(at.stop, len(tokens))
+                yield chunk, at.stop == len(tokens)
             self._tokens += tokens.tolist()
         finally:
             self._kv.truncate(self.n_past)

@@ -63,8 +63,20 @@ def test_perplexity_is_llama_cpps(loaded):
     ) < abs(golden.ppl["kvf32_fa0"] - golden.ppl_float64)
 
 
-def check_chunks(session, ids):
-    """The logits of a prompt that is read whole, which are those of one in two chunks."""
+@pytest.mark.parametrize("size", [16, 50])
+def test_logits_of_a_prompt_in_parts_are_nearer_than_llama_cpp(loaded, size):
+    golden, _, session = loaded
+    n = min(golden_data.PROMPTS)
+    session.truncate(0)
+    for start in range(0, n, size):
+        logits = session.prefill(golden.prompt_ids(n)[start : start + size])
+    distance = golden_data.rms(logits - golden.float64_logits(n))
+    assert distance <= min(golden.llama_distance(n, kv) for kv in golden_data.KV_TYPES)
+
+
+def test_an_exact_prompt_in_chunks_or_token_by_token_is_the_same(exact):
+    golden, _, session = exact
+    ids = golden.prompt_ids(64)
     session.truncate(0)
     whole = session.prefill(ids)
     session.truncate(0)
@@ -72,18 +84,6 @@ def check_chunks(session, ids):
         chunked = session.prefill(ids[start : start + 32])
     # A token's sums do not depend on its chunk.
     np.testing.assert_array_equal(chunked, whole)
-    return whole
-
-
-def test_a_prompt_in_chunks_is_the_same(loaded):
-    golden, _, session = loaded
-    check_chunks(session, golden.prompt_ids(64))
-
-
-def test_an_exact_prompt_in_chunks_or_token_by_token_is_the_same(exact):
-    golden, _, session = exact
-    ids = golden.prompt_ids(64)
-    whole = check_chunks(session, ids)
     session.truncate(0)
     for token in ids:
         single = session.decode(int(token))

@@ -33,7 +33,8 @@ def test_a_failed_call_leaves_the_session_as_it_was(loaded):
     assert session.n_past == 32
     again = session.prefill(ids[32:])
     session.truncate(0)
-    np.testing.assert_allclose(again, session.prefill(ids), atol=2e-3)
+    session.prefill(ids[:32])
+    np.testing.assert_allclose(again, session.prefill(ids[32:]), atol=2e-3)
 
 
 def _interrupt(done, total):
