@@ -28,6 +28,7 @@ from tamis.bindings.serve.jobs import (
     jobs_of_record,
 )
 from tamis.bindings.serve.masks import Masks
+from tamis.bindings.serve.room import CACHE_SHARE, Room, Slots
 from tamis.bindings.serve.supervisor import CacheSizes, Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
@@ -42,9 +43,8 @@ from tamis.platform.limits import limit
 from tamis.platform.memory import available_bytes
 from tamis.platform.private_files import private_folder
 from tamis.platform.processes import end_with
+from tamis.select.notation import ANY_PREFILL, DENSE
 
-GIB = 1 << 30
-CACHE_SHARE = 4  # the prompt cache has a part of the free memory, or disk, this small
 JOIN_SECONDS, WRITE_SECONDS = 0.1, 0.1  # for the worker's, and for the cache's last files
 ALIVE_SECONDS = 1  # between frames, where there is nothing to tell while the model runs
 
@@ -60,14 +60,14 @@ def main() -> None:
     try:
         engine, sessions, reopen = _load(channel, start)
         drafting = _drafting(start, engine, sessions)
-        cache = _cache(start, engine, sessions)
+        cache, n_byte = _cache(start, engine, sessions, drafting)
     except Exception as error:
         memory = isinstance(error, MemoryError)
         line = _line(error).replace(start.path, os.path.basename(start.path))  # clients read it
         told = json.dumps([line, traceback.format_exc(), memory]).encode()
         channel.sendall(frame(Kind.FAILED, told))
         os._exit(1)
-    loaded(channel, engine, sessions, reopen, drafting, cache).run()
+    loaded(channel, engine, sessions, reopen, drafting, cache, n_byte).run()
     if cache is not None:
         cache.close(WRITE_SECONDS)
     os._exit(0)  # the model may be in a long step, which nothing interrupts
@@ -91,51 +91,75 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
         progress=progress,
         **start.where,
     )
-    given = start.session
+    given = _suited(start.session, engine)
     if engine.model.arch.is_encoder:  # a text is read at once
         given = given | {"n_ubatch": None}
-    n_ctx, n_ubatch, n = given["n_ctx"], given["n_ubatch"], start.n_slot
-    types = given["type_k"], given["type_v"]
-    plan = engine.memory_plan(n_ctx, n_ubatch, *types)
-    needed = n * (plan.kv + plan.workspace)
-    if needed > plan.available:
-        raise MemoryError(
-            f"{n} contexts of {engine.context(n_ctx)} tokens take {needed / GIB:.1f} GiB, "
-            f"free: {plan.available / GIB:.1f} GiB; lower --ctx or --parallel"
-        )
     adapters = AdapterFiles(*start.adapters).load()
 
     def reopen(scales: Sequence[float] | None) -> Session:
         found = adapters if scales is None else adapters.scaled(scales)
-        return engine.session(**start.session, adapters=found)
+        return engine.session(**given, adapters=found)
 
     how = given | {"adapters": adapters, "progress": progress}
-    return engine, [engine.session(**how) for _ in range(n)], reopen
+    first = engine.session(**how)
+    _room(start, engine, first).left(_slots(start, first), _asked(start))
+    return engine, [first, *(engine.session(**how) for _ in range(start.n_slot - 1))], reopen
 
 
-def _cache(start: Start, engine: Engine, sessions: Sequence[Session]) -> PromptCache | None:
-    """The cache of prompts beyond the slots. Raises OSError for a folder that cannot be used."""
+def _suited(session: dict[str, Any], engine: Engine) -> dict[str, Any]:
+    """The arguments of a session, with what --prefill auto stands for."""
+    if session["prefill"] != "auto":
+        return session
+    return session | {"prefill": DENSE if engine.auto_stays_dense() else ANY_PREFILL}
+
+
+def _room(start: Start, engine: Engine, session: Session) -> Room:
+    """The memory and the disk that are free but for the weights, before any slot is used."""
+    folder = start.session["kv_dir"]
+    n_disk = None if folder is None else disk_usage(folder).free
+    cpu = next((d for d, b in devices(engine.places).items() if b.on_host), "")
+    free = session.plans[cpu].available if cpu else available_bytes()
+    return Room((cpu, free), n_disk)
+
+
+def _slots(start: Start, session: Session, drafting: Sequence[Drafting] = ()) -> list[Slots]:
+    """What slots like this one take, and what drafts for them."""
+    found = [Slots(start.n_slot, session.n_ctx, session.plans)]
+    if drafting:
+        found.append(Slots(len(drafting), session.n_ctx, drafting[0].plans, loaded=False))
+    return found
+
+
+def _asked(start: Start) -> int:
+    """Bytes of RAM that the prompt cache is to have, as far as the person says."""
+    return 0 if start.cache is None else CacheSizes(*start.cache).ram or 0
+
+
+def _cache(
+    start: Start, engine: Engine, sessions: Sequence[Session], drafting: Sequence[Drafting]
+) -> tuple[PromptCache | None, int]:
+    """The cache of prompts beyond the slots, and bytes of memory that all takes.
+
+    Raises OSError for a folder that cannot be used, MemoryError.
+    """
+    slots, one = _slots(start, sessions[0], drafting), sessions[0]
+    left = _room(start, engine, one).left(slots, _asked(start))
+    taken = sum(plan.weights for plan in one.plans.values())
+    taken += sum(each.bytes_on(device) for each in slots for device in each.plans)
+    taken += sum(each.in_ram for each in slots)
     if start.cache is None or engine.model.arch.is_encoder:
-        return None
+        return None, taken
     given = CacheSizes(*start.cache)
     n_ram, n_disk = given.ram, given.disk
     if n_ram is None:
-        free, taken = available_bytes(), _plan_bytes(engine, sessions)
-        most = free if given.memory is None else min(free, given.memory - taken)
+        most = left if given.memory is None else min(left, given.memory - taken)
         n_ram = max(0, most) // CACHE_SHARE
     if given.folder is not None and n_disk is None:
         n_disk = disk_usage(private_folder(Path(given.folder))).free // CACHE_SHARE
     if not n_ram and given.folder is None:
-        return None
-    return PromptCache.open(n_ram, given.folder, n_disk or 0, start.where.get("precision", ""))
-
-
-def _plan_bytes(engine: Engine, sessions: Sequence[Session]) -> int:
-    """Bytes of memory that weights and slots take."""
-    one = sessions[0]
-    k, v = one.kv_types
-    plan = engine.memory_plan(one.n_ctx, one.n_ubatch, k, v, kv_ram=one.kv_ram, kv_vram=one.kv_vram)
-    return plan.weights + len(sessions) * (plan.kv + plan.workspace)
+        return None, taken
+    salt = start.where.get("precision", "")
+    return PromptCache.open(n_ram, given.folder, n_disk or 0, salt), taken + n_ram
 
 
 def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list[Drafting]:
@@ -170,11 +194,14 @@ def loaded(
     reopen: Reopen | None = None,
     drafting: Sequence[Drafting] = (),
     cache: PromptCache | None = None,
+    n_byte: int = 0,
 ) -> "Runner":
-    """Runs jobs after the server got the model's description. drafting: of each session."""
+    """Runs jobs after the server got the model's description.
+
+    drafting: of each session. n_byte: that all of it takes.
+    """
     hp, n = engine.hp, len(sessions)
     one = sessions[0]
-    n_byte = _plan_bytes(engine, sessions) + (0 if cache is None else cache.n_ram)
     where = ", ".join(devices(engine.loaded.places))
     model = engine.model
     told = Loaded(

@@ -479,21 +479,31 @@ class Worker:
         return row is not None
 
     def _rows(self, tokens: dict[Session, int]) -> dict[Session, Best | np.ndarray]:
-        """The logits after a token of each session; one alone may be drafted for."""
+        """The logits after a token of each session; one alone may be drafted for.
+
+        Each is where a session's own decode steps are for drafts.
+        """
         busy = [slot for slot in self._slots if slot.job is not None]
-        alone = busy[0] if len(busy) == 1 else None
-        if alone is None or alone.drafting is None:
-            return self._batch.step_best(tokens, _most_looked_at(busy))
-        ((session, token),) = tokens.items()
-        n_before = alone.drafting.n_drafted
-        found = alone.drafting.decode_best(token, None)
+        found, left = dict[Session, Best | np.ndarray](), dict(tokens)
+        for slot in busy:
+            drafting = slot.drafting
+            if slot.session not in tokens or drafting is None:
+                continue
+            if len(busy) == 1 or drafting.own_steps:
+                found[slot.session] = self._drafting(slot, drafting, left.pop(slot.session))
+        return found | (self._batch.step_best(left, _most_looked_at(busy)) if left else {})
+
+    def _drafting(self, slot: _Slot, drafting: Drafting, token: int) -> np.ndarray:
+        """The logits after a token, as a draft for those after it is checked."""
+        n_before = drafting.n_drafted
+        found = drafting.decode_best(token, None)
         assert isinstance(found, np.ndarray)
-        assert isinstance(alone.job, Completion)
-        n = alone.drafting.n_drafted - n_before
-        alone.job.n_drafted += n
+        assert isinstance(slot.job, Completion)
+        n = drafting.n_drafted - n_before
+        slot.job.n_drafted += n
         self.counts.drafted_tokens += n
         self.counts.drafts += n > 0
-        return {session: found}
+        return found
 
     def _has_room(self, slot: _Slot) -> bool:
         """Whether a token can be appended; older ones are dropped where the request says so."""

@@ -9,13 +9,14 @@ attention adds in another order than a decode step's.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tamis.engine.engine import Engine
 from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
+from tamis.engine.memory_plan import MemoryPlan
 from tamis.engine.session import Session
 from tamis.formats.vocab import Vocab
 from tamis.graph.next_layer import HIDDEN, next_model
@@ -40,6 +41,12 @@ class Draft:
     """What proposes tokens."""
 
     watches = False  # whether it is shown what the session makes of its tokens
+    own_steps = False  # whether decode steps of the session are for drafts: all tokens are checked
+
+    @property
+    def plans(self) -> Mapping[str, MemoryPlan]:
+        """The memory plan of a session of its own, by device; none where it has none."""
+        return {}
 
     def saw(self, pos: int, rows: np.ndarray) -> None:
         """Take what the output head reads of the session's tokens from pos on, f32 [n, n_embd]."""
@@ -70,6 +77,11 @@ class ModelDraft(Draft):
         check_vocabulary(main.vocab, engine.vocab)
         self._session = engine.session(n_ctx=n_ctx)
         self._eog, self._n_vocab = engine.tokenizer.eog, main.hp.n_vocab
+
+    @property
+    def plans(self) -> Mapping[str, MemoryPlan]:
+        """The smaller model's."""
+        return self._session.plans
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens; fewer where the model is not sure of one, or the text ends."""
@@ -130,6 +142,11 @@ class NextDraft(Draft):
         self._hidden = np.zeros((n_ctx, model.hp.n_embd), np.float32)  # of the session's tokens
         self._n_sure = 0  # positions that were read with what the session had made
 
+    @property
+    def plans(self) -> Mapping[str, MemoryPlan]:
+        """The layer's own."""
+        return self._session.plans
+
     def saw(self, pos: int, rows: np.ndarray) -> None:
         """Take what the session has made of its tokens from pos on, f32 [n, n_embd]."""
         self._hidden[pos : pos + len(rows)] = rows
@@ -165,6 +182,8 @@ class AttentionDraft(Draft):
     draft's K and V are dropped with what the method knows of them, and the check computes
     them anew. Drafts grow while all of them are taken, and shrink to what was. Raises ValueError.
     """
+
+    own_steps = True
 
     def __init__(self, session: Session) -> None:
         self.check(session)
@@ -254,8 +273,8 @@ class Drafting(Generating):
         room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
         drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
         if not drafted:
-            if session.selector != Dense():
-                return session.prefill([token_id])  # decode steps are for drafts
+            if self.own_steps:
+                return session.prefill([token_id])
             found = session.decode_best(token_id, n)
             self._show(1)
             return found
@@ -303,6 +322,16 @@ class Drafting(Generating):
     def moved_to(self, session: Session) -> "Drafting":
         """The same drafts, checked by another session. Raises ValueError."""
         return Drafting(session, self._draft.moved_to(session), self._n_max)
+
+    @property
+    def own_steps(self) -> bool:
+        """Whether the session's own decode steps are for drafts, so that no Batch may run them."""
+        return self._draft.own_steps
+
+    @property
+    def plans(self) -> Mapping[str, MemoryPlan]:
+        """The memory plan of what drafts, by device."""
+        return self._draft.plans
 
     @property
     def tokenizer(self) -> Tokenizer:

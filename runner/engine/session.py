@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tamis.engine.errors import ContextError
 from tamis.engine.fingerprint import shape_text
 from tamis.engine.generate import Generating, TokenProgress
 from tamis.engine.loaded import LoadedModel
-from tamis.engine.memory_plan import checked_plans
+from tamis.engine.memory_plan import MemoryPlan, checked_plans
 from tamis.engine.page_copies import page_bytes, read_pages, write_pages
 from tamis.engine.selected import Selected, selected
 from tamis.engine.session_file import SessionFile, SessionFileError
@@ -80,6 +80,7 @@ class Session(Generating):
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._few = exact_rows(model)
+        self.plans: Mapping[str, MemoryPlan] = plans  # by device, as of before it was opened
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
         self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])

@@ -86,25 +86,33 @@ class Stage:
         self._stops: dict[LinkedProgram, list[int]] = {}
         self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
         self._tables = b""  # of pages, as they were shown to kernels
-        self._body_program, self._at = self._body(len(self.ws.ids))
+        # Of the last position first: the kernels of a method for long prompts are loaded in time.
+        last = self.state.prompt_phase(self.kv.capacity)
+        self._chunks = {last: self._body(len(self.ws.ids))}
+        self._prefills: dict[str, tuple[LinkedProgram, list[_Layer]]] = {}
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
-        _check_readers(self._body_program, "prefill", self.kv.types)
+        first = self.state.prompt_phase(0)
+        if first not in self._chunks:
+            self._chunks[first] = self._body(len(self.ws.ids))
+        for program, _ in self._chunks.values():
+            _check_readers(program, "prefill", self.kv.types)
         _check_readers(self._decoding[1], "attn", self.kv.types)
         self._phases: dict[tuple[str, bool, int], LinkedProgram] = {}
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
         """The kernels that it is sure to need: of either side of its Programs' transfers."""
-        (rows, own), (decoding, decoding_own) = (
-            program.sides() for program in (self._body_program, self._decoding[1])
-        )
-        return rows.specs | decoding.specs, own.specs | decoding_own.specs
+        chunks = [program for program, _ in self._chunks.values()]
+        sides = [program.sides() for program in (*chunks, self._decoding[1])]
+        rows, own = zip(*sides, strict=True)
+        return set().union(*(s.specs for s in rows)), set().union(*(s.specs for s in own))
 
     def open(self) -> None:
         """Link what was recorded; the backend has loaded the kernels."""
         phase, decode = self._decoding
-        self._prefill = self._linked(self._body_program)
+        linked = {name: (self._linked(program), at) for name, (program, at) in self._chunks.items()}
+        self._prefills, self._chunks = linked, {}
         self._preparing = self._linked(self._prepare()) if self.state.prepares else None
         self._phases = {(phase, False, 0): self._linked(decode)}
 
@@ -125,7 +133,8 @@ class Stage:
     def programs(self) -> list[LinkedProgram]:
         """All that may run, for profiles."""
         preparing = [] if self._preparing is None else [self._preparing]
-        return [self._prefill, *preparing, *self._phases.values()]
+        chunks = [program for program, _ in self._prefills.values()]
+        return [*chunks, *preparing, *self._phases.values()]
 
     @property
     def ends(self) -> bool:
@@ -140,18 +149,20 @@ class Stage:
         lasting: whether its K and V are to stay, so that methods may prepare them.
         """
         self.kv.begin(pos, n_tok)
+        program, layers = self._prefills[self.state.prompt_phase(pos)]
         if not self.layers:
-            self._run(0, len(self._prefill), counting)
-        for layer, at in zip(self.layers, self._at, strict=True):
+            self._run(program, range(len(program)), counting)
+        for layer, at in zip(self.layers, layers, strict=True):
             frozen = self.state.frozen(layer, prompt.stop)
             rows = np.clip((frozen.start - pos, frozen.stop - pos), 0, n_tok)
             self.frozen[:] = rows
             self.backend.send(self.frozen)
             if rows[1] - rows[0] < n_tok:
-                self._run(at.first, at.end, counting)
+                self._run(program, range(at.first, at.end), counting)
             else:
                 reuse = self.state.freezing == "reuse" and layer > 0
-                self._run(at.projected if reuse else at.first, at.ready, counting)
+                first = at.projected if reuse else at.first
+                self._run(program, range(first, at.ready), counting)
         if lasting and self._preparing is not None and self.state.prepare_due(pos + n_tok):
             self.backend.send(*self.state.planned)
             self._replay(self._preparing, 0, len(self._preparing))
@@ -207,11 +218,11 @@ class Stage:
                 first = stop
         self.backend.run(linked, first, last)
 
-    def _run(self, first: int, last: int, counting: bool) -> None:
-        self._replay(self._prefill, first, last)
+    def _run(self, program: LinkedProgram, part: range, counting: bool) -> None:
+        self._replay(program, part.start, part.stop)
         if counting:
             n_tok, pos, *_ = self.ws.step.tolist()
-            self._prefill.count(n_tok, pos, first, last)
+            program.count(n_tok, pos, part.start, part.stop)
 
     def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
         """Record this device's layers, from token ids or ws.x to ws.x; with their op numbers.

@@ -253,6 +253,10 @@ class SelectorState:
         """Name of the decode Program that step `step` replays; one is recorded a name."""
         return "decode"
 
+    def prompt_phase(self, pos: int) -> str:
+        """Name of the Program of chunks from position pos on; one is recorded a name."""
+        return "prefill"
+
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether `sel` is the default: dense attention."""
         return sel is self._shared(rec).get((0, self.shape.window[layer], BLOCK))
@@ -500,6 +504,9 @@ class _PerRoleState(SelectorState):
 
     def phase(self, step: int) -> str:
         return self._for_decode.phase(step)
+
+    def prompt_phase(self, pos: int) -> str:
+        return self._for_prefill.prompt_phase(pos)
 
     @property
     def chooses(self) -> bool:

@@ -133,6 +133,9 @@ class _State(SelectorState):
     def frozen(self, layer: int, n_prompt: int) -> range:
         return self._inner.frozen(layer, n_prompt)
 
+    def prompt_phase(self, pos: int) -> str:
+        return self._inner.prompt_phase(pos)
+
     def truncate(self, n_tokens: int) -> None:
         self._inner.truncate(n_tokens)
         self._delta_pos[...] = -1

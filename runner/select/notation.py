@@ -25,6 +25,8 @@ PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
 AT, AND = "@", "+"  # of a method a layer
 LONG = 8192  # tokens of a prompt from which LONG_PREFILL is near to dense and much faster
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
+# What reads prompts of any length whose keys others share, where the user chose none.
+ANY_PREFILL = f"beyond({LONG_PREFILL}):least={LONG}"
 _NOT_METHODS = {"base", "in_numpy", "key_codes", "meter", "notation", "per_layer", "plugins"}
 
 

@@ -233,11 +233,6 @@ def test_flags_that_do_not_go_together_are_named(path, capsys, flags, said):
     assert said in capsys.readouterr().err
 
 
-def test_a_server_with_several_slots_is_refused(path, capsys):
-    assert main(["serve", "-m", str(path), "--draft-attn", "hip", "--parallel", "2"]) == 2
-    assert "use --parallel 1" in capsys.readouterr().err
-
-
 def test_a_chat_drafts_by_the_method_that_it_changes_to(path, sure, monkeypatch, capsys):
     def chatted(*flags):
         lines = f"the hand\n/attn {METHODS[2] if flags else 'dense'}\nand so\n/model {path}\non\n"

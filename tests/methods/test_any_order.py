@@ -36,6 +36,7 @@ EXAMPLES, STEPS = 8, 9  # a method; some 3 seconds, a minute for all
 MANY = 40  # times as many, with --whole-kit
 METHODS = {
     "auto": "auto:least=0,part=8,mass=0.3",
+    "beyond": "beyond(window:sink=4,recent=32,block=16):least=64",
     "bigbird": "bigbird:block=16,sink=16,recent=32,random=32",
     "cpe": "cpe:k=6,sink=1,local=2,r=1,s=16,tau=-1,rows=group,psi=1",
     "delta": "delta(window:sink=4,recent=32,block=16)",

@@ -92,6 +92,10 @@ EXAMPLES = {
         Example("delta(cpe:local=8,sink=4):gamma=5", None, 8),
         Example(f"delta(vertical_slash(window:recent=9):{FEW_LINES})", None, 9),
     ],
+    "beyond": [
+        Example("beyond(window:sink=4,recent=32,block=16):least=0", None, 32),
+        Example("beyond(delta(window:sink=4,recent=16,block=1)):least=64", None, 16),
+    ],
     "metered": [
         Example("metered(window:sink=4,recent=32,block=16):mass=0.5", 16 + 16 + 32, 32),
         Example("metered(topk:k=24,sink=4,recent=8,rows=head):mass=0,samples=16", 36, 8),
@@ -174,6 +178,11 @@ COVERING = {
         "cpe:s=0,phi=1,psi=1",
         "cpe:s=0,sink=512",
     ],
+    "beyond": [
+        "beyond(window:recent=512)",
+        "beyond(window:recent=9):least=512",
+        "beyond(delta(window:recent=512)):least=9",
+    ],
     "delta": [
         "delta(dense)",
         "delta(window:recent=512):gamma=7",
@@ -216,7 +225,7 @@ COVERING = {
     "bigbird": ["bigbird:recent=512", "bigbird:random=512,sink=0", "bigbird:sink=512,block=5"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
-OVER_ANOTHER = ("delta", "metered")  # which need one in parentheses
+OVER_ANOTHER = ("beyond", "delta", "metered")  # which need one in parentheses
 DEFAULTS = [Example(name, None, 1) for name in methods() if name not in OVER_ANOTHER]
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 # With windows in some layers: of each method one, for what its numbers do was seen without.
@@ -256,16 +265,20 @@ class Spy:
         self._phase = self._state.phase(step)
         return self._phase
 
+    def prompt_phase(self, pos):
+        self._chunk = self._state.prompt_phase(pos)
+        return self._chunk
+
     def select_prefill(self, rec, layer, q, kv):
-        self._seen["prefill", layer] = self._state.select_prefill(rec, layer, q, kv)
-        return self._seen["prefill", layer]
+        self._seen[self._chunk, layer] = self._state.select_prefill(rec, layer, q, kv)
+        return self._seen[self._chunk, layer]
 
     def select_decode(self, rec, layer, q, kv):
         self._seen[self._phase, layer] = self._state.select_decode(rec, layer, q, kv)
         return self._seen[self._phase, layer]
 
     def prefilled(self, layer):
-        return self._seen["prefill", layer]
+        return self._seen[self._chunk, layer]
 
     def decoded(self, layer):
         return self._seen[self._phase, layer]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tamis.cli.options import Parser, common, draft
+from tamis.cli.options import Parser, common, context, draft
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "--ctx is the context length of one request: each of the --parallel slots has that much"
     )
-    common.add_model_arguments(parser)
+    common.add_model_arguments(parser, shared=True)
+    common.add_context_arguments(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -137,7 +138,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for the prompt cache of a model: the KV cache of conversations that slots no "
         "longer hold, which are then not read again; 0: none (default: a quarter of the memory "
-        "that is free after the start, or of what the model leaves of --memory)",
+        "that slots leave of what is free, or of --memory)",
     )
     parser.add_argument(
         "--cache-dir",
@@ -214,6 +215,12 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="Jinja chat template, or the name of a built-in one such as chatml, llama3 or gemma, "
         "used instead of the model file's (default: none)",
+    )
+    parser.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="when the context of a request is full, remove the oldest tokens but its n_keep first "
+        "ones and go on; the same as --set context_shift=true (default: the answer ends)",
     )
     parser.add_argument(
         "--pooling",
@@ -363,6 +370,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
     """What the server is started with. Raises UsageError."""
     from tamis.bindings.serve.http.app import Settings
 
+    shifting = {"context_shift": True} if arguments.context_shift else {}
     return Settings(
         n_queue=arguments.queue,
         n_choices=min(MOST_CHOICES, arguments.queue),
@@ -373,7 +381,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
         timeout_request=arguments.timeout_request,
         timeout_prepare=arguments.timeout_prepare,
         helper_bytes=arguments.memory_prepare,
-        usual=dict(arguments.set),
+        usual=shifting | dict(arguments.set),
         pooling=arguments.pooling,
         page=arguments.page == "on",
         slots=not arguments.no_slots,
@@ -393,7 +401,7 @@ class Source:
         from tamis.fetch.registry import installed
 
         draft.check(arguments)
-        common.check_methods(arguments.attn, arguments.prefill)
+        common.check_methods(arguments.attn, context.prefill(arguments.prefill, 0))
         common.warn_of_threads(arguments.threads)
         self._arguments, self._settings = arguments, settings
         self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
@@ -411,11 +419,6 @@ class Source:
         elif arguments.draft_mtp:
             self._draft = ["mtp", arguments.draft_max]
         elif arguments.draft_attn is not None:
-            if arguments.parallel > 1:
-                raise UsageError(
-                    f"--draft-attn drafts for one answer at once, --parallel is "
-                    f"{arguments.parallel}: use --parallel 1"
-                )
             self._draft = ["attn", arguments.draft_max]
         self.only: Any = None
         if arguments.model is not None or not installed():
@@ -457,6 +460,10 @@ class Source:
             "prefill": given.prefill,
             "type_k": given.cache_type_k,
             "type_v": given.cache_type_v,
+            "kv_ram": given.kv_ram,
+            "kv_dir": given.kv_dir and str(Path(given.kv_dir).absolute()),
+            "kv_unit": given.kv_unit,
+            "kv_vram": given.kv_vram,
         }
         rope = None if self._rope is None else asdict(self._rope)
         how = (

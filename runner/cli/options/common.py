@@ -124,12 +124,13 @@ def add_model_arguments(
     several: bool = False,
     auto: bool = False,
     lengths: bool = False,
+    shared: bool = False,
 ) -> None:
     """-m, -c, -ctk, -ctv, --device, -ngl, -nkvo, --attn, --prefill and perhaps -t.
 
     several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
     auto: context, types and --prefill are chosen where none is named; their defaults are then
-    None, None and "auto".
+    None, None and "auto". shared: prompts share what was read, and --prefill is "auto", too.
     """
     model = group(parser, MODEL_GROUP)
     model.add_argument(
@@ -156,7 +157,8 @@ def add_model_arguments(
             help=f"type in which {what} are stored (default: "
             f"{'f16, or q8_0 if f16 does not fit in memory' if auto else 'f16'})",
         )
-    _add_method_arguments(parser, several=several, auto=auto, lengths=lengths)
+    beyond = "dense up to position 8192" if shared else "dense up to 8192 tokens" * auto
+    _add_method_arguments(parser, several=several, auto=beyond, lengths=lengths)
 
 
 def _add_device_arguments(model: Any) -> None:
@@ -213,8 +215,9 @@ def _add_weight_arguments(model: Any) -> None:
 
 
 def _add_method_arguments(
-    parser: argparse.ArgumentParser, *, several: bool, auto: bool, lengths: bool
+    parser: argparse.ArgumentParser, *, several: bool, auto: str, lengths: bool
 ) -> None:
+    """--attn and --prefill. auto: what --prefill auto begins with; "": there is no such."""
     attention = group(parser, ATTENTION_GROUP)
     text = "attention method of decode steps (see `tamis methods`)"
     if several:
@@ -241,7 +244,7 @@ def _add_method_arguments(
         more = "; may be repeated (default: dense)"
         attention.add_argument("--prefill", action="append", metavar="METHOD", help=text + more)
     elif auto:
-        more = ". auto: dense up to 8192 tokens, beyond that a window with Delta (default: auto)"
+        more = f". auto: {auto}, beyond that a window with Delta (default: auto)"
         attention.add_argument("--prefill", default="auto", metavar="METHOD", help=text + more)
     else:
         attention.add_argument(
