@@ -45,6 +45,7 @@ class Request:
     budget: Budget | None = None  # of thoughts
     shifts: bool = False  # where the context is full its older half is dropped
     n_keep: int = 0  # tokens of the prompt that are not
+    n_draft: int | None = None  # tokens of a draft, where fewer than usual are wanted
     post_sampling: bool = False  # probabilities are those after the sampler's steps
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))

@@ -33,8 +33,16 @@ from tamis.bindings.serve.supervisor import CacheSizes, Loaded, Start, sampler_o
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
 from tamis.bindings.serve.worker import Completion, Reopen, Worker
 from tamis.engine.adapters import AdapterFiles
-from tamis.engine.drafting import AttentionDraft, Drafting, ModelDraft, NextDraft
+from tamis.engine.drafting import (
+    DRAFT_MAX,
+    AttentionDraft,
+    Draft,
+    Drafting,
+    ModelDraft,
+    NextDraft,
+)
 from tamis.engine.engine import Engine
+from tamis.engine.ngram_draft import NGrams, with_ngrams
 from tamis.engine.prompt_cache import PromptCache
 from tamis.engine.session import Session
 from tamis.model.hparams import RopeScaling
@@ -164,15 +172,25 @@ def _cache(
 
 def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list[Drafting]:
     """What drafts for each session; the model that does is loaded once. Raises ValueError."""
-    if start.draft is None:
+    if engine.model.arch.is_encoder:
         return []
-    (how, n_max, *file), n_ctx = start.draft, sessions[0].n_ctx
-    if how == "mtp":
-        return [Drafting(each, NextDraft(engine, n_ctx), n_max) for each in sessions]
-    if how == "attn":
-        return [Drafting(each, AttentionDraft(each), n_max) for each in sessions]
-    small = Engine.load(file[0], n_threads=start.n_threads, **start.where)
-    return [Drafting(each, ModelDraft(small, engine, n_ctx), n_max) for each in sessions]
+    how, n_max, *file = start.draft or ("", DRAFT_MAX)
+    small = None
+    if how == "model":
+        small = Engine.load(file[0], n_threads=start.n_threads, **start.where)
+    ngrams, found = None if start.ngrams is None else NGrams(*start.ngrams), []
+    for each in sessions:
+        own: Draft | None = None
+        if small is not None:
+            own = ModelDraft(small, engine, each.n_ctx)
+        elif how == "mtp":
+            own = NextDraft(engine, each.n_ctx)
+        elif how == "attn":
+            own = AttentionDraft(each)
+        draft = with_ngrams(own, each, ngrams, n_max)
+        if draft is not None:
+            found.append(Drafting(each, draft, n_max))
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -23,6 +23,7 @@ MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_LOGPROBS = 20
 MAX_SALT = 1024
 MOST_TOKENS = (1 << 63) - 1  # that a request may name; an answer ends with the context
+MOST_DRAFTED = 64  # tokens of a draft that a request may name
 MAX_SHIFTED = 1 << 17  # tokens of an answer for which the context is shifted: it is kept in memory
 
 
@@ -269,6 +270,7 @@ class Reader:
             raise invalid(f"n times the number of prompts is above {most}", "n")
         words = body.texts("stop", MAX_STOP, MAX_STOP_LENGTH, least=0)
         stop = (*stop, *(word for word in words if word))  # "" is no stop
+        n_draft = body.integer("speculative.n_max", 0, MOST_DRAFTED)
         first: Request | None = None
         requests = []
         for ids in prompts:
@@ -282,7 +284,12 @@ class Reader:
                 expected = f"expected at most {MAX_SHIFTED}"
                 raise invalid(f"context_shift with {n_most} tokens, {expected}", "context_shift")
             most = room if n_most is None else n_most if shifts else min(n_most, room)
-            request = Request(ids, most, self.model, stop, shifts=shifts, n_keep=_n_keep(body, ids))
+            how: dict[str, Any] = {
+                "shifts": shifts,
+                "n_keep": _n_keep(body, ids),
+                "n_draft": n_draft,
+            }
+            request = Request(ids, most, self.model, stop, **how)
             first = first or request
             requests += [replace(request, id=first.id)] * n_choices
         options = body.record("stream_options") or {}

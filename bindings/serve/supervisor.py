@@ -72,6 +72,8 @@ class Start(NamedTuple):
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
     # What drafts ("model", "mtp" or "attn"), tokens of a draft, and of a model its file.
     draft: list[Any] | None = None
+    # NGrams that draft, first or alone; None: none do.
+    ngrams: Sequence[Any] | None = None
     # CacheSizes of the prompt cache; None: there is none.
     cache: Sequence[Any] | None = None
 

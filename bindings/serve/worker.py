@@ -484,7 +484,8 @@ class Worker:
         Each is where a session's own decode steps are for drafts.
         """
         busy = [slot for slot in self._slots if slot.job is not None]
-        found, left = dict[Session, Best | np.ndarray](), dict(tokens)
+        found: dict[Session, Best | np.ndarray] = {}
+        left = dict(tokens)
         for slot in busy:
             drafting = slot.drafting
             if slot.session not in tokens or drafting is None:
@@ -493,12 +494,11 @@ class Worker:
                 found[slot.session] = self._drafting(slot, drafting, left.pop(slot.session))
         return found | (self._batch.step_best(left, _most_looked_at(busy)) if left else {})
 
-    def _drafting(self, slot: _Slot, drafting: Drafting, token: int) -> np.ndarray:
+    def _drafting(self, slot: _Slot, drafting: Drafting, token: int) -> Best | np.ndarray:
         """The logits after a token, as a draft for those after it is checked."""
-        n_before = drafting.n_drafted
-        found = drafting.decode_best(token, None)
-        assert isinstance(found, np.ndarray)
         assert isinstance(slot.job, Completion)
+        n_before, drafting.n_most = drafting.n_drafted, slot.job.request.n_draft
+        found = drafting.decode_best(token, _most_looked_at([slot]))
         n = drafting.n_drafted - n_before
         slot.job.n_drafted += n
         self.counts.drafted_tokens += n

@@ -41,6 +41,7 @@ class Draft:
     """What proposes tokens."""
 
     watches = False  # whether it is shown what the session makes of its tokens
+    n_max: int | None = None  # tokens of its longest draft; None: as Drafting is told
     own_steps = False  # whether decode steps of the session are for drafts: all tokens are checked
 
     @property
@@ -62,9 +63,46 @@ class Draft:
                 "drafts are checked as prompts are read: leave out attn, prefill and audit"
             )
 
+    def until(self, session: Session) -> int:
+        """Positions of a session up to which it drafts; beyond, steps are the session's own."""
+        return session.n_ctx
+
     def moved_to(self, session: Session) -> "Draft":
         """What drafts for another session of the same engine. Raises ValueError."""
         return self
+
+
+class FirstDraft(Draft):
+    """What one draft proposes; where that is nothing, what another does."""
+
+    def __init__(self, first: Draft, then: Draft, n_then: int) -> None:
+        """n_then: tokens of a draft of `then`, at most."""
+        self._first, self._then, self._n_then = first, then, n_then
+        self.watches, self.own_steps = then.watches, then.own_steps
+        self.n_max = max(first.n_max or n_then, n_then)
+
+    @property
+    def plans(self) -> Mapping[str, MemoryPlan]:
+        """Those of `then`: what comes first has no session."""
+        return self._then.plans
+
+    def saw(self, pos: int, rows: np.ndarray) -> None:
+        """Show it `then`."""
+        self._then.saw(pos, rows)
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens."""
+        found = self._first.propose(tokens, n)
+        return found or self._then.propose(tokens, min(n, self._n_then))
+
+    def check(self, session: Session) -> None:
+        """Raise ValueError where a session would not check the drafts of `then`."""
+        self._then.check(session)
+
+    def moved_to(self, session: Session) -> "FirstDraft":
+        """The same, for another session. Raises ValueError."""
+        first, then = self._first.moved_to(session), self._then.moved_to(session)
+        return FirstDraft(first, then, self._n_then)
 
 
 class ModelDraft(Draft):
@@ -260,7 +298,10 @@ class Drafting(Generating):
         if not 1 <= n_max <= 64:
             raise ValueError(f"draft_max is {n_max}, expected 1 to 64")
         draft.check(session)
-        self._session, self._draft, self._n_max = session, draft, n_max
+        self._session, self._draft, self._given = session, draft, n_max
+        self._n_max = n_max if draft.n_max is None else draft.n_max
+        self._until = draft.until(session)
+        self.n_most: int | None = None  # tokens of a draft, where fewer than n_max are wanted
         self._ahead: deque[tuple[int, np.ndarray]] = deque()  # drafted tokens, and what follows
         self.n_drafted = self.n_taken = 0
 
@@ -270,8 +311,10 @@ class Drafting(Generating):
         if row is not None:
             return row
         session = self._session
-        room = min(session.n_ctx - session.n_past, session.n_ubatch) - 1
-        drafted = self._draft.propose([*session.tokens, token_id], min(self._n_max, room))
+        n_max = self._n_max if self.n_most is None else min(self._n_max, self.n_most)
+        last = min(session.n_ctx, self._until)
+        room = min(n_max, min(last - session.n_past, session.n_ubatch) - 1)
+        drafted = self._draft.propose([*session.tokens, token_id], room) if room > 0 else []
         if not drafted:
             if self.own_steps:
                 return session.prefill([token_id])
@@ -321,7 +364,7 @@ class Drafting(Generating):
 
     def moved_to(self, session: Session) -> "Drafting":
         """The same drafts, checked by another session. Raises ValueError."""
-        return Drafting(session, self._draft.moved_to(session), self._n_max)
+        return Drafting(session, self._draft.moved_to(session), self._given)
 
     @property
     def own_steps(self) -> bool:

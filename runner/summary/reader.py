@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tamis.engine.drafting import DRAFT_MAX, Drafting
+from tamis.engine.ngram_draft import NGrams, with_ngrams
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
@@ -89,7 +91,9 @@ class Reader:
             session.prefill(ids[:n_text], self._told(watch, 0))
             self._keep(session, plan, text)
         pieces = []
-        for piece in session.generate(
+        draft = with_ngrams(None, session, NGrams(), DRAFT_MAX)
+        writer = session if draft is None else Drafting(session, draft)
+        for piece in writer.generate(
             ids[n_text:],
             self._settings.params,
             max_tokens=n_answer,

@@ -468,7 +468,7 @@ class Source:
         rope = None if self._rope is None else asdict(self._rope)
         how = (
             *(given.threads, rope, self._where, session, given.parallel),
-            *(self._adapters, self._draft, self._cache),
+            *(self._adapters, self._draft, draft.ngram(given), self._cache),
         )
         start = Start(offer.path, identity(offer.path), *how)
         return Supervisor(

@@ -349,9 +349,7 @@ class Chat:
         common.check_methods(rest, self._arguments.prefill)
         arguments = argparse.Namespace(**vars(self._arguments) | {"attn": rest})
         session = common.open_session(self._engine, arguments, common.Progress())
-        drafts = None if self._drafts is None else self._drafts.moved_to(session)
-        if drafts is not None:
-            drafts.check(session)
+        drafts = draft.moved(self._drafts, self._engine, session, arguments)
         session.copy(self._session)
         self._session, self._arguments, self._drafts = session, arguments, drafts
 
@@ -367,7 +365,7 @@ class Chat:
             chosen = context.choose(engine, arguments, None)
             arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
             session = common.open_session(engine, arguments, progress)
-            own = draft.open_draft(engine, session, arguments) if arguments.draft_attn else None
+            own = draft.reopened(engine, session, arguments)
         except BaseException:
             engine.close()
             raise

@@ -8,10 +8,13 @@ from tamis.cli.options import common, group
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
+NGRAM = "ngram-simple"  # as llama.cpp's --spec-type has it
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model-draft, --draft-mtp, --draft-attn and --draft-max."""
+    """--model-draft, --draft-mtp, --draft-attn, --draft-max and those of n-grams."""
     draft = group(parser, "drafts")
+    add_ngram_arguments(draft)
     draft.add_argument(
         "-md",
         "--model-draft",
@@ -43,12 +46,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ngram_arguments(draft: Any) -> None:
+    """--spec-type and the sizes of n-grams and their drafts."""
+    draft.add_argument(
+        "--spec-type",
+        choices=("none", NGRAM),
+        help="speculative decoding by the text itself: where the last tokens stood before, those "
+        "that followed them are the draft, of a few tokens while drafts are not taken; alone, or "
+        "before what another flag names as a draft. none: only what that flag names (default: "
+        f"{NGRAM} on a CPU with dense attention, where no other flag names a draft)",
+    )
+    draft.add_argument(
+        "--spec-ngram-simple-size-n",
+        type=common.count,
+        default=6,  # SIZE_N and SIZE_M of engine.ngram_draft, which needs NumPy
+        metavar="N",
+        help=f"tokens that {NGRAM} looks up, 1 to 64 (default: %(default)s)",
+    )
+    draft.add_argument(
+        "--spec-ngram-simple-size-m",
+        type=common.count,
+        default=15,
+        metavar="N",
+        help=f"longest draft of {NGRAM} in tokens, 1 to 15 (default: %(default)s)",
+    )
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
     asked = _asked(arguments)
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are ways to draft: leave out all but one")
+    for flag, size, most in (
+        ("--spec-ngram-simple-size-n", arguments.spec_ngram_simple_size_n, 64),
+        ("--spec-ngram-simple-size-m", arguments.spec_ngram_simple_size_m, 15),
+    ):
+        if not 1 <= size <= most:
+            raise UsageError(f"{flag} is {size}, expected 1 to {most}")
     if not asked:
+        if arguments.spec_type == NGRAM:
+            _check_beside(arguments)
         return
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
@@ -56,16 +93,21 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.attn = "dense"  # the default: nobody has asked for it
     if arguments.attn != "dense" or arguments.prefill != "dense":
         raise UsageError("drafts are checked as prompts are: leave out --attn and --prefill")
-    for name in ("audit", "context_shift"):
-        if getattr(arguments, name, False):
-            name = "--" + name.replace("_", "-")
-            raise UsageError(f"drafts and {name} do not go together: leave out one")
+    _check_beside(arguments)
     if arguments.draft_attn is not None:
         if arguments.min_mass is not None:
             raise UsageError("drafts and --min-mass do not go together: leave out one")
         arguments.attn = arguments.draft_attn  # of decode steps, which all are drafts
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
+
+
+def _check_beside(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for flags that no draft goes with."""
+    for name in ("audit", "context_shift"):
+        if getattr(arguments, name, False):
+            name = "--" + name.replace("_", "-")
+            raise UsageError(f"drafts and {name} do not go together: leave out one")
 
 
 def _asked(arguments: argparse.Namespace) -> list[str]:
@@ -80,8 +122,43 @@ def _asked(arguments: argparse.Namespace) -> list[str]:
 
 def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
     """What drafts for the session; None where nothing is to. Raises ValueError, OSError."""
-    if not _asked(arguments):
+    from tamis.engine.ngram_draft import with_ngrams
+
+    own = _own_draft(engine, session, arguments) if _asked(arguments) else None
+    return with_ngrams(own, session, ngram(arguments), arguments.draft_max)
+
+
+def ngram(arguments: argparse.Namespace) -> Any:
+    """The NGrams of the flags; None: none are to draft."""
+    from tamis.engine.ngram_draft import NGrams
+
+    if arguments.spec_type == "none":
         return None
+    if arguments.spec_type is None and getattr(arguments, "context_shift", False):
+        return None
+    sizes = arguments.spec_ngram_simple_size_n, arguments.spec_ngram_simple_size_m
+    return NGrams(*sizes, asked=arguments.spec_type is not None)
+
+
+def moved(draft: Any, engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
+    """What drafts for another session of the same model. Raises ValueError."""
+    if not _asked(arguments) and arguments.spec_type is None:
+        return open_draft(engine, session, arguments)
+    if draft is not None:
+        draft = draft.moved_to(session)
+        draft.check(session)
+    return draft
+
+
+def reopened(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
+    """What drafts for another model: what needs nothing of the first one. Raises ValueError."""
+    if arguments.model_draft is not None or arguments.draft_mtp:
+        return None
+    return open_draft(engine, session, arguments)
+
+
+def _own_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
+    """What the flags that name a draft have. Raises ValueError, OSError."""
     from tamis.engine.drafting import AttentionDraft, ModelDraft, NextDraft
     from tamis.engine.engine import Engine
 

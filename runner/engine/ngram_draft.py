@@ -1,0 +1,139 @@
+"""Drafts by the text itself: what followed the last few tokens where they stood before.
+
+Prompt lookup, llama.cpp's "ngram-simple": a text that rewrites or quotes what it has read repeats
+it. It costs no model. Where drafts are not taken they become shorter and rarer, so that a text
+that repeats nothing is written as fast as without.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tamis.engine.drafting import MOST_ALIKE, Draft, FirstDraft
+from tamis.engine.session import Session
+from tamis.select.auto import Auto
+from tamis.select.base import PerRole
+from tamis.select.beyond import Beyond
+from tamis.select.dense import Dense
+
+SIZE_N, SIZE_M = 6, MOST_ALIKE - 1  # tokens that are looked up, and of the longest draft
+FIRST = 4  # tokens of the first draft
+LONGEST_PAUSE = 64  # tokens that are written without a draft after some that were wrong
+ANY = 1 << 62  # positions
+
+
+class NGrams(NamedTuple):
+    """Sizes of an NGramDraft. asked: whether a person wants it, whatever it may cost."""
+
+    size_n: int = SIZE_N
+    size_m: int = SIZE_M
+    asked: bool = False
+
+
+def dense_until(session: Session) -> int:
+    """Positions up to which a session's prompts and decode steps read all keys; 0: none."""
+    method = session.selector
+    for_prompt, for_step = (
+        (method.for_prefill, method.for_decode) if isinstance(method, PerRole) else (method, method)
+    )
+    bounds = [ANY]
+    for each in (for_prompt, for_step):
+        if isinstance(each, Auto | Beyond):
+            bounds.append(ANY if session.n_ctx <= each.least else each.least)
+        elif each != Dense():
+            return 0
+    return min(bounds)
+
+
+def suits(session: Session) -> bool:
+    """Whether such drafts never cost a session much: a CPU's, without a state to go back to."""
+    dense = dense_until(session) > 0 and session.audit is None
+    return dense and session.backend.on_host and not session.has_states
+
+
+class NGramDraft(Draft):
+    """The tokens that followed the last `size_n` tokens where these stood last.
+
+    Raises ValueError for sizes out of range.
+    """
+
+    def __init__(self, size_n: int = SIZE_N, size_m: int = SIZE_M) -> None:
+        """size_m: tokens of the longest draft, 1 to 15."""
+        if not 1 <= size_n <= 64 or not 1 <= size_m <= SIZE_M:
+            raise ValueError(
+                f"n-grams of {size_n} tokens and drafts of {size_m}, expected 1 to 64 and "
+                f"1 to {SIZE_M}"
+            )
+        self._size_n, self._size_m = size_n, size_m
+        self.n_max = size_m
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # of n-grams of these tokens, but the last one
+        self._n, self._pause = min(FIRST, size_m), 0
+        self._rest = 0  # tokens until the next draft
+        self._proposed: list[int] = []
+        self._at = 0  # the position of the first of them
+
+    def check(self, session: Session) -> None:
+        """Raise ValueError where a session would not check these drafts by dense attention."""
+        if dense_until(session) == 0 or session.audit is not None:
+            raise ValueError(
+                "drafts by n-grams are checked by dense attention: leave out attn, prefill, "
+                "min_mass and audit"
+            )
+
+    def until(self, session: Session) -> int:
+        """Positions up to which drafts of a session are checked as its steps would read."""
+        return dense_until(session)
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Up to n tokens; none where the text has not come this way before, or drafts rest."""
+        self._adapt(tokens)
+        self._follow(tokens)
+        n = min(n, self._n)
+        end = self._ends.get(tuple(tokens[-self._size_n :]))
+        if n < 1 or end is None or self._rest > 0:
+            return []
+        found = self._tokens[end : end + n]
+        while len(found) < n:  # the text repeats itself right here
+            found.append(found[len(found) - (len(tokens) - end)])
+        self._proposed, self._at = found, len(tokens)
+        return found
+
+    def _adapt(self, tokens: Sequence[int]) -> None:
+        """Choose the next draft's length, and when it may come, by what was taken of the last."""
+        last, self._proposed = self._proposed, []
+        if not last or len(tokens) <= self._at:
+            self._rest = max(0, self._rest - 1)
+            return
+        after = tokens[self._at : self._at + len(last)]
+        n_taken = next((i for i, (a, b) in enumerate(zip(last, after, strict=False)) if a != b), -1)
+        n_taken = len(after) if n_taken < 0 else n_taken
+        if n_taken == len(last):
+            self._n, self._pause = min(self._size_m, 2 * self._n), 0
+        else:
+            self._n = max(2, min(self._n, n_taken + 1))
+            if n_taken == 0:
+                self._pause = min(LONGEST_PAUSE, 2 * self._pause + 2)
+        self._rest = 0 if n_taken else self._pause
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Know these tokens' n-grams, but for the last one."""
+        size, held = self._size_n, len(self._tokens)
+        if self._tokens != tokens[:held]:
+            self._tokens, self._ends, held = [], {}, 0
+        self._tokens += tokens[held:]
+        for end in range(max(size, held), len(tokens)):
+            self._ends[tuple(tokens[end - size : end])] = end
+
+
+def with_ngrams(
+    own: Draft | None, session: Session, ngrams: NGrams | None, n_max: int
+) -> Draft | None:
+    """What drafts for a session: n-grams, then `own`, whose drafts have up to n_max tokens.
+
+    N-grams that nobody has asked for stand aside where there is another draft, and where they may
+    cost more than they give. Raises ValueError for sizes out of range.
+    """
+    if ngrams is None or not (ngrams.asked or (own is None and suits(session))):
+        return own
+    first = NGramDraft(ngrams.size_n, ngrams.size_m)
+    return first if own is None else FirstDraft(first, own, n_max)
