@@ -41,7 +41,7 @@ class Draft:
     """What proposes tokens."""
 
     watches = False  # whether it is shown what the session makes of its tokens
-    n_max: int | None = None  # tokens of its longest draft; None: as Drafting is told
+    n_max: int | None = None  # tokens of its longest draft; None: as Drafting says
     own_steps = False  # whether decode steps of the session are for drafts: all tokens are checked
 
     @property

@@ -15,8 +15,8 @@ import numpy as np
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     PREFILL,
+    Attended,
     Recording,
-    Rows,
     Selector,
     SelectorShape,
     SelectorState,
@@ -59,12 +59,12 @@ class _State(SelectorState):
         self._phase = SHORT if pos < self._least else LONG
         return self._phase
 
-    def prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+    def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         if self._phase == SHORT:
-            return super().prefill(rec, layer, q, kv)
-        return self._inner.prefill(rec, layer, q, kv)
+            return super().select_prefill(rec, layer, q, kv)
+        return self._inner.select_prefill(rec, layer, q, kv)
 
-    def also_attend(self, rec: Recording, layer: int, rows: Rows) -> Iterable[Rows]:
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         return [] if self._phase == SHORT else self._inner.also_attend(rec, layer, rows)
 
     def correct(
