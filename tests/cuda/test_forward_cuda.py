@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tamis.jit_kernels.backends.cuda import CudaBackend
 from tamis.jit_kernels.contract.program import ATTEND, SELECT
 from tamis.jit_kernels.cuda.runtime.driver import CudaError
 from tamis.sampling.chain import SamplerParams
+from tamis.select import hip
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +25,18 @@ pytestmark = pytest.mark.gpu
 # is left out is 1.2e-4 of the largest below the last one that is kept. A key whose float16 tips
 # moves scores by 1e-5, and with seed 1 one choice is as close as that.
 CLEAR_TOPK = 5
+
+
+@pytest.fixture
+def searches_alike(monkeypatch):
+    """The CPU, too, starts HiP's search where a GPU does: at a level with more means."""
+    n_flat = hip._State._n_flat
+
+    def as_on_a_gpu(state, mask_block):
+        shape = SimpleNamespace(on_gpu=True)
+        return n_flat(SimpleNamespace(_params=state._params, shape=shape), mask_block)
+
+    monkeypatch.setattr(hip._State, "_n_flat", as_on_a_gpu)
 
 
 def loaded(path, **where):
@@ -79,7 +93,7 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "lfps:s=8,sink=2,local=8,budget=0.1@0+hip:k=8,b_k=2,l_d=0,sink=2,local=6,r_m=4@1",
     ],
 )
-def test_a_method_chooses_as_on_the_cpu(attn, tmp_path):
+def test_a_method_chooses_as_on_the_cpu(attn, tmp_path, searches_alike):
     path = tmp_path / "m.gguf"
     write_tiny_model(path, TinySpec("llama", "F32"))
     ids = np.random.default_rng(CLEAR_TOPK if attn.startswith("topk") else 1).integers(0, 256, 120)
@@ -148,7 +162,7 @@ def test_a_kv_cache_of_other_types_is_the_cpus(types, tmp_path):
         "cpe:s=4,k=9,sink=2,local=6",
     ],
 )
-def test_a_method_chooses_among_keys_of_q8_0_as_on_the_cpu(attn, tmp_path):
+def test_a_method_chooses_among_keys_of_q8_0_as_on_the_cpu(attn, tmp_path, searches_alike):
     """But for close calls: a GPU rounds keys to float16 before it multiplies them."""
     path = write_tiny_model(tmp_path / "m.gguf", TinySpec("llama", "F32", embd=128))
     ids, found = np.random.default_rng(1).integers(0, 256, 120), []
