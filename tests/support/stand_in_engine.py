@@ -11,6 +11,7 @@ import numpy as np
 from tamis.engine.generate import Piece
 from tamis.engine.memory_plan import MemoryPlan
 from tamis.kv.types import KVTypes
+from tamis.select.dense import Dense
 from tamis.text.chat_template import ChatTemplate
 
 N_VOCAB = 256
@@ -46,7 +47,8 @@ class FakeSession:
         return len(self.tokens)
 
     kv_ram = kv_vram = kv_counts = mass = None
-    n_ubatch = 512
+    n_ubatch, selector, has_states = 512, Dense(), True
+    backend = SimpleNamespace(on_host=True)
 
     def truncate(self, n: int) -> None:
         del self.tokens[n:]

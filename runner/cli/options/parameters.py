@@ -19,6 +19,7 @@ OWN = {
         "part": "HiP chooses one token in so many of the longest context",
         "samples": "tokens drawn a row to estimate what was left out",
     },
+    "beyond": {"least": "position up to which chunks of a prompt are dense"},
     "bigbird": {"random": "tokens drawn at random for each block of queries"},
     "cpe": {
         "period": "steps of a block in which heads share sets (CIS); 0: no sharing",
