@@ -400,7 +400,9 @@ def opened(engine, **options):
     session = engine.session(**options)
     for stage in session._stages:
         if isinstance(stage.backend, SplitBackend):
-            moving = [rows for transfer in stage._body_program.transfers for rows in transfer.rows]
+            chunks = [linked.program for linked, _ in stage._prefills.values()]
+            transfers = [transfer for program in chunks for transfer in program.transfers]
+            moving = [rows for transfer in transfers for rows in transfer.rows]
             for rows in (stage.ws.x, stage.ws.logits, *moving):
                 if stage.backend.rows.has(rows):
                     stage.backend.rows.spoil(rows)

@@ -85,6 +85,7 @@ def test_the_docs_table_has_both_names(root):
 # The papers' numbers, which users rely on: changed here and in the change log, or not at all.
 DEFAULTS = {
     "auto": {"mass": 0.95, "least": 12288, "part": 16, "samples": 128, "seed": 0},
+    "beyond": {"least": 8192},
     "bigbird": {"block": 64, "sink": 128, "recent": 192, "random": 192, "seed": 0},
     "cpe": {
         "s": 16,
@@ -201,6 +202,7 @@ DEFAULTS = {
 # Decode steps only, prompts only, or both.
 ROLES = {
     "auto": ("decode",),
+    "beyond": ("prefill",),
     "bigbird": ("decode", "prefill"),
     "cpe": ("decode", "prefill"),
     "delta": ("prefill",),

@@ -526,8 +526,8 @@ def test_equal_methods_of_both_roles_share_a_state_and_others_have_their_own():
     q = np.zeros((16, 2, 16), np.float32)
     chunk = Recording(Program(), step_of(0), 16, 16)
     one = Recording(Program(), step_of(0), 1, 1)
-    both.prefill(chunk, 0, q, kv)
-    both.decode(one, 0, q, kv)
+    both.select_prefill(chunk, 0, q, kv)
+    both.select_decode(one, 0, q, kv)
     assert {spec.op.name for spec in chunk.program.specs} == {"select_window"}
     assert "quest_score" in {spec.op.name for spec in one.program.specs}
 

@@ -12,7 +12,7 @@ from tamis.jit_kernels.backends.cpu import CpuBackend
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, KVView
-from tamis.select.base import Recording, Rows, SelectorShape
+from tamis.select.base import Attended, Recording, SelectorShape
 
 
 class Replay:
@@ -98,7 +98,7 @@ class Replay:
             q, out = self._q[layer], self._out[layer]
             sel = choose(rec, layer, q, kv)
             self.selections.append(sel)
-            chosen = Rows(rec.step, 1, sel, out, lse=self.state.lse if n_tok == 1 else None)
+            chosen = Attended(rec.step, 1, sel, out, lse=self.state.lse if n_tok == 1 else None)
             self._attend(rec, q, kv, chosen)
             for rows in self.state.also_attend(rec, layer, chosen):
                 self._attend(rec, q, kv, rows)
