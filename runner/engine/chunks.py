@@ -27,7 +27,7 @@ def exact_rows(model: Model) -> int:
 
 def of_prompt(n: int, most: int, few: int) -> Iterator[range]:
     """A prompt's n tokens, from 0, in chunks of at most `most`; few: its model's exact_rows."""
-    return chunks(0, n, min(most, few) if 0 < n <= SHORT and few else most, few)
+    return chunks(0, n, min(most, few) if few and n <= SHORT else most, few)
 
 
 def chunks(start: int, end: int, most: int, few: int) -> Iterator[range]:
