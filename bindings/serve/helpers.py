@@ -23,7 +23,7 @@ from tamis.bindings.serve.errors import (
     stopping,
 )
 from tamis.bindings.serve.fair_semaphore import FairSemaphore
-from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind
+from tamis.bindings.serve.wire import GRAMMAR_SECONDS, HEADER, Broken, Config, Frames, Kind
 from tamis.platform.processes import child_environment
 
 AT_ONCE = 2  # requests that are being prepared
@@ -182,7 +182,7 @@ class Helpers:
                 continue
             kind, data = found
             if kind is Kind.COMPILING:
-                too_long = costly_grammar(min(data[0], self._config.seconds))
+                too_long = costly_grammar(min(GRAMMAR_SECONDS, self._config.seconds))
                 continue
             if kind is Kind.RESULT:
                 return Prepared(data, Follower(channel))

@@ -11,6 +11,7 @@ HEADER = struct.Struct("<BI")
 TOKEN = struct.Struct("<HI")  # choice, token
 CHOICE = struct.Struct("<H")
 LARGEST = 1 << 30
+GRAMMAR_SECONDS = 5  # of processor time to compile a grammar, within that of its request
 
 
 class Config(NamedTuple):
@@ -49,7 +50,7 @@ class Kind(IntEnum):
     JOBS = 11  # to the process: JSON of jobs
     DROP = 12  # to the process: JSON, numbers of jobs
     EVENTS = 13  # JSON: events of jobs by their numbers, and counts
-    COMPILING = 14  # a grammar, from now on: seconds of processor time that it may take
+    COMPILING = 14  # a grammar, from now on for GRAMMAR_SECONDS at most
 
 
 class Broken(ValueError):

@@ -22,7 +22,16 @@ from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
-from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame, identity
+from tamis.bindings.serve.wire import (
+    CHOICE,
+    GRAMMAR_SECONDS,
+    TOKEN,
+    Config,
+    Frames,
+    Kind,
+    frame,
+    identity,
+)
 from tamis.platform.limits import allow_cpu, limit, lower_cpu, most_open_files
 from tamis.platform.memory import held_bytes
 from tamis.platform.processes import drop_privileges, start_fork
@@ -32,7 +41,6 @@ from tamis.sampling.vocabulary import GrammarTokenizer
 
 STACK = 4 << 20
 KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
-GRAMMAR_SECONDS = 5  # of processor time to compile a grammar, within that of its request
 STEP_SECONDS = 5  # of processor time for the mask of one token
 MOST_SECONDS = 3600
 
@@ -201,7 +209,7 @@ class _Child:
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
         lower_cpu(GRAMMAR_SECONDS)
-        self._channel.sendall(frame(Kind.COMPILING, bytes([GRAMMAR_SECONDS])))
+        self._channel.sendall(frame(Kind.COMPILING, b""))
         (_, before), self._n_choice = held_bytes(), n_choice
         compiled = grammar.compiled_here(self._grammars)
         self._grammar = Grammar(compiled.text, self._grammars)

@@ -19,9 +19,8 @@ from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.helpers import Helpers
 from tamis.bindings.serve.http.app import SMALL
-from tamis.bindings.serve.http.helper import GRAMMAR_SECONDS
 from tamis.bindings.serve.text import BoundedTokenizer, TooManyTokens
-from tamis.bindings.serve.wire import Config, identity
+from tamis.bindings.serve.wire import GRAMMAR_SECONDS, Config, identity
 from tamis.sampling.grammar import Grammar, gbnf_grammar
 from tamis.sampling.vocabulary import GrammarTokenizer
 

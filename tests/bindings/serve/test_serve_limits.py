@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tamis.bindings.serve import helpers, masks
+from tamis.bindings.serve import helpers, masks, wire
 from tamis.bindings.serve.api import document
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError
@@ -22,7 +22,7 @@ ROWS = {
     "connection between requests": f"{listen.IDLE_SECONDS} s",
     "body of a request": f"{PREPARED.timeout_request} s",
     "... processor time": f"{PREPARED.timeout_prepare} s",
-    "... of it to compile a grammar": f"{helper.GRAMMAR_SECONDS} s",
+    "... of it to compile a grammar": f"{wire.GRAMMAR_SECONDS} s",
     "... memory": f"{PREPARED.helper_bytes >> 30} GiB",
     "... forks at once": f"{helpers.AT_ONCE}, fair by key or address",
     "a grammar's memory while it is followed": f"{helper.KEPT_BYTES >> 20} MiB",
