@@ -319,16 +319,14 @@ def patch(view: str, file: str, source: str) -> bool:
         (code.co_qualname, code.co_firstlineno): code
         for code in codes(compile(source, module.__file__, "exec", dont_inherit=True))
     }
-    for found in gc.get_objects():
-        if isinstance(found, FunctionType) and found.__code__.co_filename == module.__file__:
+    for found in gc.get_objects():  # compared by type: isinstance asks proxies of what is gone
+        if type(found) is FunctionType and found.__code__.co_filename == module.__file__:
             code = wanted.get((found.__code__.co_qualname, found.__code__.co_firstlineno))
             if code is None or code.co_freevars != found.__code__.co_freevars:
                 return False
             if code != found.__code__:
                 found.__code__ = code
-        elif (
-            isinstance(found, functools._lru_cache_wrapper) and found.__module__ == module.__name__
-        ):
+        elif type(found) is functools._lru_cache_wrapper and found.__module__ == module.__name__:
             found.cache_clear()
     return True
 

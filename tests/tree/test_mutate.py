@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 from types import ModuleType
 
 import pytest
@@ -92,6 +93,7 @@ def test_what_runs_at_import_is_known_from_what_a_call_runs():
 
 
 def test_the_functions_of_a_module_get_the_code_of_another_text(monkeypatch, tmp_path):
+    gone = weakref.proxy(type("Gone", (), {})())  # an object that is asked nothing: it raises
     module = ModuleType("tamis.formats.planted")
     module.__file__ = str(tmp_path / "planted.py")
     exec(compile(SOURCE, module.__file__, "exec"), module.__dict__)
@@ -103,6 +105,7 @@ def test_the_functions_of_a_module_get_the_code_of_another_text(monkeypatch, tmp
     counter.add(3)
     assert (counter.total, held("abc")) == (1, True)
     assert not mutate_plugin.patch("", "formats/not_there.py", SOURCE)
+    assert type(gone) is weakref.ProxyType
 
 
 @pytest.mark.parametrize(
