@@ -1,14 +1,15 @@
-"""CUDA kernels as the Python that they are, a thread of this process for each of a block's.
+"""CUDA kernels as the Python that they are, a greenlet for each thread of a block.
 
 Their logic is run without a GPU: indices, bounds, barriers, exchange within warps, atomics. What
 Python has no words for is not: matrix units, copies by descriptor, loads of several registers that
-are made while IR is built. Blocks run one after the other, in the order that is given.
+are made while IR is built. Blocks run one after the other, in the order that is given. A thread
+runs until it waits for others, so that a run is repeatable; the order of threads rises and falls in
+alternation, so that a barrier that is missing shows.
 """
 
 import ctypes
 import importlib
 import math
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from attention_cases import numbers
+from greenlet import getcurrent, greenlet
 
 from tamis.formats.codebooks import SHAPES, grid_of
 from tamis.formats.ggml_types import GGMLType
@@ -28,30 +30,52 @@ from tamis.jit_kernels.cuda.lang.grid import Launch
 from tamis.jit_kernels.cuda.lang.readers import Readers
 from tamis.jit_kernels.cuda.lang.scratch import class_of
 
-local = threading.local()
 MOST = 64  # threads of a block: kernels that have more work with any number
+PATIENCE = 100  # turns of all threads in which nothing changes: they wait for what never comes
+local = types.SimpleNamespace(block=None, thread=0, n_array=0)  # of the thread that runs
 memory: list[tuple[int, int]] = []  # what kernels may touch: first byte, the one after the last
+
+
+class Barrier:
+    """A meeting of n threads of a block, over and over."""
+
+    def __init__(self, n: int) -> None:
+        self.n = self.missing = n
+        self.values: list[Any] = [0] * n
+        self.met: list[Any] = []
+
+    def wait(self, place: int = 0, value: Any = 0) -> list[Any]:
+        """Wait until n threads have come; return what each of them brought, by place."""
+        self.values[place] = value
+        self.missing -= 1
+        before = self.met
+        if self.missing == 0:
+            self.missing, self.met = self.n, list(self.values)
+            local.block.n_change += 1
+        while self.met is before:
+            pause()
+        return self.met
 
 
 class Block:
     """What the threads of a block share."""
 
     def __init__(self, n_thread: int) -> None:
-        self.barrier, self.lock = threading.Barrier(n_thread), threading.Lock()
-        self.warps = [(threading.Barrier(32), [0] * 32) for _ in range(n_thread // 32)]
+        self.barrier = Barrier(n_thread)
+        self.warps = [Barrier(32) for _ in range(n_thread // 32)]
         self.arrays: dict[int, list[Any]] = {}
         self.shared: dict[int, float] = {}
         self.bytes = np.full(1 << 18, 0xA5, np.uint8)  # shared memory that is read by its addresses
-        self.some: dict[int, threading.Barrier] = {}  # of so many threads
+        self.some: dict[int, Barrier] = {}  # of so many threads
         self.arrivals: dict[int, Arrivals] = {}  # by address
-        self.changed = threading.Condition(self.lock)
+        self.n_change = 0  # what waiting threads may wait for
 
-    def abort(self) -> None:
-        """Let no thread wait for one that has failed."""
-        with self.lock:
-            barriers = list(self.some.values())
-        for barrier in (self.barrier, *barriers, *(barrier for barrier, _ in self.warps)):
-            barrier.abort()
+
+def pause() -> None:
+    """Let the other threads of the block run until they wait or end."""
+    thread, n_array = local.thread, local.n_array
+    getcurrent().parent.switch()
+    local.thread, local.n_array = thread, n_array
 
 
 class Arrivals:
@@ -72,12 +96,8 @@ class Arrivals:
 
 def exchanged(value: Any) -> list[Any]:
     """What the lanes of a warp have."""
-    barrier, values = local.block.warps[local.thread // 32]
-    values[local.thread % 32] = value
-    barrier.wait()
-    found = list(values)
-    barrier.wait()
-    return found
+    warp: Barrier = local.block.warps[local.thread // 32]
+    return warp.wait(local.thread % 32, value)
 
 
 def _at(address: Any, kind: Any) -> Any:
@@ -118,8 +138,7 @@ def _store_f16(address: Any, value: Any) -> None:
 
 
 def _or_i64(address: Any, bits: Any) -> None:
-    with local.block.lock:
-        _at(address, ctypes.c_uint64).value |= int(bits) & 0xFFFFFFFFFFFFFFFF
+    _at(address, ctypes.c_uint64).value |= int(bits) & 0xFFFFFFFFFFFFFFFF
 
 
 def _ordered(x: Any) -> int:
@@ -137,26 +156,21 @@ def _int32(x: Any = 0) -> int:
 
 
 def _barrier_init(address: int, n: int) -> None:
-    with local.block.lock:
-        assert address % 8 == 0
-        local.block.arrivals[int(address)] = Arrivals(int(n))
+    assert address % 8 == 0
+    local.block.arrivals[int(address)] = Arrivals(int(n))
 
 
 def _come(address: int, n: int, n_byte: int) -> None:
-    with local.block.changed:
-        local.block.arrivals[int(address)].come(n, int(n_byte))
-        local.block.changed.notify_all()
+    local.block.arrivals[int(address)].come(n, int(n_byte))
+    local.block.n_change += 1
 
 
 def _barrier_ended(address: int, phase: int) -> int:
     """Whether the phase has ended: as on a GPU it waits a while."""
-    with local.block.changed:
-        found = local.block.arrivals[int(address)]
-        if found.phase == phase:
-            local.block.changed.wait(0.5)
-        if local.block.barrier.broken:
-            raise threading.BrokenBarrierError
-        return int(found.phase != phase)
+    found = local.block.arrivals[int(address)]
+    if found.phase == phase:
+        pause()
+    return int(found.phase != phase)
 
 
 def _copy_bulk(to: int, at: int, n: int, barrier: int) -> None:
@@ -167,9 +181,7 @@ def _copy_bulk(to: int, at: int, n: int, barrier: int) -> None:
 
 
 def _sync_threads(n: int) -> None:
-    with local.block.lock:
-        barrier = local.block.some.setdefault(int(n), threading.Barrier(int(n)))
-    barrier.wait()
+    local.block.some.setdefault(int(n), Barrier(int(n))).wait()
 
 
 def _shared_as(kind: str, n: int = 1) -> Callable[[Any], Any]:
@@ -282,32 +294,28 @@ def _equal_lanes(x: Any) -> int:
 
 
 def _atomic_add(array: list[Any], i: int, value: Any) -> Any:
-    with local.block.lock:
-        before = array[i]
-        array[i] = before + int(value)
-        return before
+    before = array[i]
+    array[i] = before + int(value)
+    return before
 
 
 def _atomic_or(array: list[Any], i: int, value: Any) -> Any:
-    with local.block.lock:
-        before = array[i]
-        array[i] = before | int(value)
-        return before
+    before = array[i]
+    array[i] = before | int(value)
+    return before
 
 
 def _count_one(address: Any) -> int:
-    with local.block.lock:
-        found = _at(address, ctypes.c_uint32)
-        found.value += 1
-        return found.value - 1
+    found = _at(address, ctypes.c_uint32)
+    found.value += 1
+    return found.value - 1
 
 
 def _array(shape: int | tuple[int, ...], _dtype: Any) -> Any:
     local.n_array += 1
     # What is in it is anything at first.
     made = [12345] * shape if isinstance(shape, int) else np.full(shape, 12345, object)
-    with local.block.lock:
-        return local.block.arrays.setdefault(local.n_array, made)
+    return local.block.arrays.setdefault(local.n_array, made)
 
 
 def _pairs(address: Any, apart: int, n: int, otherwise: float) -> list[float]:
@@ -500,24 +508,23 @@ def _plain(value: Any, cells: list[tuple[Any, Any]]) -> Any:
 def run_block(body: Callable[[], Any], n_thread: int, arrays: Sequence[np.ndarray]) -> None:
     """Run a block's threads over these arrays. Raises what the first of them that fails raises."""
     memory[:] = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
-    block, errors = Block(n_thread), []
+    block = local.block = Block(n_thread)
 
     def run(thread: int) -> None:
-        local.thread, local.block, local.n_array = thread, block, 0
-        try:
-            with np.errstate(all="ignore"):
-                body()
-        except BaseException as error:
-            errors.append(error)
-            block.abort()
+        local.thread, local.n_array = thread, 0
+        with np.errstate(all="ignore"):
+            body()
+        block.n_change += 1
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(n_thread)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
-        raise error
+    waiting, n_change, n_idle = [(greenlet(run), i) for i in range(n_thread)], 0, 0
+    for one, thread in waiting:
+        one.switch(thread)
+    while waiting := [(one, thread) for one, thread in reversed(waiting) if not one.dead]:
+        n_idle = n_idle + 1 if block.n_change == n_change else 0
+        assert n_idle < PATIENCE, f"threads {sorted(i for _, i in waiting)} wait for ever"
+        n_change = block.n_change
+        for one, _ in waiting:
+            one.switch()
 
 
 def _both(launch: Any, *given: Any) -> None:
