@@ -133,5 +133,5 @@ def test_the_readme_has_two_command_lines_and_ci_runs_the_second(root: Path) -> 
     blocks = re.findall(r"^```sh\n(.*?)^```$", (root / "README.md").read_text(), re.M | re.S)
     assert [block.splitlines() for block in blocks] == [
         ['python -m pip install ".[chat,compile]" && tamis chat'],
-        ['python -m pip install ".[test]" && pytest'],
+        ['python -m pip install ".[test]" && pytest -m "not slow"'],
     ]
