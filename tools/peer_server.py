@@ -23,9 +23,12 @@ _AS_THEY_ARE = {
     "--port", "--host", "--api-key", "--alias", "--tags", "--metrics", "--no-slots",
     "--pooling", "--reranking", "--slot-save-path", "--lora", "-ctk", "-ctv", "--models-max",
     "--no-models-autoload", "--chat-template", "--chat-template-file", "--threads",
-    "--cors-origins",
+    "--cors-origins", "--context-shift",
 }  # fmt: skip
-_RENAMED = {"--no-ui": "--no-page", "--ubatch-size": "--ubatch", "--parallel": "--parallel"}
+_RENAMED = {
+    "--no-ui": "--no-page", "--ubatch-size": "--ubatch", "--parallel": "--parallel",
+    "--spec-draft-n-max": "--draft-max",
+}  # fmt: skip
 _SETTINGS = {  # defaults of fields of requests
     "--temp": "temperature",
     "--seed": "seed",
@@ -36,9 +39,10 @@ _DROPPED = {  # and how many values they have; what they settle is tamis' own af
     "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0,
     "--jinja": 0, "--no-jinja": 0, "--verbose": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
     "--cache-ram": 1, "--no-cache-idle-slots": 0, "--no-mmproj": 0,
+    "--spec-type": 1, "--spec-draft-n-min": 1,
 }  # fmt: skip
 _WITHOUT_VALUE = {"--metrics", "--no-slots", "--reranking", "--no-models-autoload"}
-_WITHOUT_VALUE |= {"--no-ui"}
+_WITHOUT_VALUE |= {"--no-ui", "--context-shift"}
 
 
 def stand_in(repo: str, file: str) -> str:
@@ -60,8 +64,8 @@ def translated(words: list[str]) -> list[str]:
                 next(rest)
         elif flag in _SETTINGS:
             fields[_SETTINGS[flag]] = next(rest)
-        elif flag == "--context-shift":
-            fields["context_shift"] = "true"
+        elif flag == "--model-draft":
+            found += [flag, stand_in("", next(rest))]
         elif flag == "--reasoning":
             fields |= {"enable_thinking": "false"} if next(rest) == "off" else {}
         elif flag in ("--hf-repo", "--hf-file", "--model", "--ctx-size"):

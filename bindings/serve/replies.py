@@ -246,7 +246,8 @@ def timings(counts: Counts) -> dict[str, Any]:
     """Tokens and milliseconds, as llama.cpp's server tells them.
 
     Rates are of steps: an answer's first token comes of the prompt's logits and costs none. What
-    has taken no step, or no time yet, has rate 0.
+    has taken no step, or no time yet, has rate 0. With the attention that steps retained, where
+    that was estimated.
     """
     c = counts
 
@@ -264,4 +265,5 @@ def timings(counts: Counts) -> dict[str, Any]:
         **rates("prompt", c.n_read, c.n_read, c.read_seconds),
         **rates("predicted", c.n_answer, max(c.n_answer - 1, 0), c.answer_seconds),
         **({"draft_n": c.n_drafted, "draft_n_accepted": c.n_accepted} if c.n_drafted else {}),
+        **c.attention(),
     }

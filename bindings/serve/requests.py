@@ -12,6 +12,7 @@ from typing import Any
 from tamis.bindings.drop_in import chat
 from tamis.bindings.drop_in.completion import Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
+from tamis.bindings.drop_in.markers import steady
 from tamis.bindings.serve.body import Body, shown
 from tamis.bindings.serve.errors import ApiError, invalid, too_long
 from tamis.bindings.serve.sampling import sampling_of
@@ -39,7 +40,7 @@ MAX_ADAPTERS = 64  # that a request names
 # Fields that never change an answer here; other unread fields are reported to the client.
 HARMLESS = {
     "background", "betas", "cache_control", "client_metadata", "keep_alive", "metadata", "model",
-    "n_cache_reuse", "prediction", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "service_tier", "speculative", "sse_ping_interval", "store", "user",
 }  # fmt: skip
 MOST_NORM = 1 << 10  # the p of a p-norm, which is the largest element's long before
@@ -100,6 +101,9 @@ class Reader:
     def chat_prompt(self, body: Body) -> tuple[chat.Wanted, chat.Prompt]:
         """What a chat must be, and its prompt. Raises ApiError."""
         messages = _messages(body)
+        marked = body.switch("keep_markers")
+        if not (self._usual.get("keep_markers") is True if marked is None else marked):
+            messages = steady(messages)
         wanted = self._wanted(body)
         thinking, variables = _thinking(body, wanted)
         wanted = wanted._replace(thoughts=thinking.shown)

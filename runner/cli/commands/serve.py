@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_cache(parser)
     _add_answers(parser)
+    _add_prompts(parser)
     _add_limits(parser)
     _add_models(parser)
     _add_names(parser)
@@ -217,12 +218,6 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "used instead of the model file's (default: none)",
     )
     parser.add_argument(
-        "--context-shift",
-        action="store_true",
-        help="when the context of a request is full, remove the oldest tokens but its n_keep first "
-        "ones and go on; the same as --set context_shift=true (default: the answer ends)",
-    )
-    parser.add_argument(
         "--pooling",
         choices=("none", "mean", "cls", "last", "rank"),
         help="how the token embeddings of a text become one embedding; rank: serve /rerank and no "
@@ -250,6 +245,22 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder in which clients may save and restore the KV cache of a slot (default: not "
         "allowed)",
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    """What is left out of prompts, by default or for want of room."""
+    parser.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="when the context of a request is full, remove the oldest tokens but its n_keep first "
+        "ones and go on; the same as --set context_shift=true (default: the answer ends)",
+    )
+    parser.add_argument(
+        "--keep-markers",
+        action="store_true",
+        help="leave in prompts what agents change in them with every request, such as Claude "
+        "Code's count of tokens left: each turn is then read whole (default: it is left out)",
     )
 
 
@@ -370,7 +381,8 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
     """What the server is started with. Raises UsageError."""
     from tamis.bindings.serve.http.app import Settings
 
-    shifting = {"context_shift": True} if arguments.context_shift else {}
+    asked = {"context_shift": arguments.context_shift, "keep_markers": arguments.keep_markers}
+    usual = {name: True for name, is_asked in asked.items() if is_asked}
     return Settings(
         n_queue=arguments.queue,
         n_choices=min(MOST_CHOICES, arguments.queue),
@@ -381,7 +393,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
         timeout_request=arguments.timeout_request,
         timeout_prepare=arguments.timeout_prepare,
         helper_bytes=arguments.memory_prepare,
-        usual=shifting | dict(arguments.set),
+        usual=usual | dict(arguments.set),
         pooling=arguments.pooling,
         page=arguments.page == "on",
         slots=not arguments.no_slots,
@@ -400,7 +412,7 @@ class Source:
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
-        draft.check(arguments)
+        draft.check(arguments, alone=())  # a slot settles its drafts before its context shifts
         common.check_methods(arguments.attn, context.prefill(arguments.prefill, 0))
         common.warn_of_threads(arguments.threads)
         self._arguments, self._settings = arguments, settings

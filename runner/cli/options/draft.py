@@ -1,6 +1,7 @@
 """The flags of speculative decoding: what drafts tokens, which the model checks."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,11 @@ def add_ngram_arguments(draft: Any) -> None:
     )
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them."""
+def check(arguments: argparse.Namespace, alone: Sequence[str] = ("audit", "context_shift")) -> None:
+    """Raise UsageError for flags that drafts do not go with; --prefill auto is dense with them.
+
+    alone: the flags that no draft goes with, by their names in `arguments`.
+    """
     asked = _asked(arguments)
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are ways to draft: leave out all but one")
@@ -85,7 +89,7 @@ def check(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is {size}, expected 1 to {most}")
     if not asked:
         if arguments.spec_type == NGRAM:
-            _check_beside(arguments)
+            _check_alone(arguments, alone)
         return
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
@@ -93,7 +97,7 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.attn = "dense"  # the default: nobody has asked for it
     if arguments.attn != "dense" or arguments.prefill != "dense":
         raise UsageError("drafts are checked as prompts are: leave out --attn and --prefill")
-    _check_beside(arguments)
+    _check_alone(arguments, alone)
     if arguments.draft_attn is not None:
         if arguments.min_mass is not None:
             raise UsageError("drafts and --min-mass do not go together: leave out one")
@@ -102,9 +106,9 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
 
 
-def _check_beside(arguments: argparse.Namespace) -> None:
+def _check_alone(arguments: argparse.Namespace, alone: Sequence[str]) -> None:
     """Raise UsageError for flags that no draft goes with."""
-    for name in ("audit", "context_shift"):
+    for name in alone:
         if getattr(arguments, name, False):
             name = "--" + name.replace("_", "-")
             raise UsageError(f"drafts and {name} do not go together: leave out one")

@@ -80,6 +80,16 @@ def test_context_shift_is_what_a_request_says_of_itself(path, tmp_path):
         assert short == long[:56]
 
 
+def test_a_context_shifts_under_drafts_as_it_does_without(path, tmp_path):
+    prompt, found = prompt_of(200, 3), []
+    for flags in (("--spec-type", "none"), ("--spec-type", "ngram-simple"), ("-md", str(path))):
+        how = "--context-shift", "-c", "256", "-t", "1"
+        with ServeProcess(path, tmp_path, *how, *flags) as server:
+            found.append(ask(server, prompt, 150, ignore_eos=True)[0])
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 150
+
+
 def test_several_answers_are_drafted_for_by_their_own_attention(path, tmp_path):
     """Steps of a batch would read by the method that drafts: each is checked by itself."""
     prompts = [prompt_of(300, seed) for seed in range(3)]
@@ -96,6 +106,14 @@ def test_prefill_auto_is_dense_and_then_delta(path):
         assert _suited(given, engine) == given | {"prefill": ANY_PREFILL}
         assert f"least={LONG}" in ANY_PREFILL
         assert _suited(given | {"prefill": "hip"}, engine)["prefill"] == "hip"
+
+
+def test_timings_have_the_attention_that_steps_retained(path, tmp_path):
+    with ServeProcess(path, tmp_path, "--attn", "auto:least=100", "-t", "1") as server:
+        _, short = ask(server, prompt_of(20, 3))
+        _, long = ask(server, prompt_of(600, 3))
+    assert "attention" not in short["timings"]
+    assert 0 < long["timings"]["attention"]["mass"] <= 1
 
 
 def test_flags_that_lack_another_are_refused_before_the_server_listens(path, tmp_path, capsys):
