@@ -1,8 +1,8 @@
-"""The flat API for C programs: the header, and what turns C's arguments into Python's and back.
+"""The flat API for C programs: the header, and conversion between C's arguments and Python's.
 
-`tools/build_capi.py` makes libtamis of it. Handles are pointers to nothing: C programs only hand
-them back. What a function returns a pointer to lives until the next call that makes the same
-thing of the same handle.
+`tools/build_capi.py` builds libtamis from it. A handle is a number, not an address: C programs only
+pass it back. A pointer that a function returns stays valid until the next call that returns the
+same kind of thing for the same handle.
 """
 
 import functools
@@ -242,7 +242,7 @@ size_t llama_state_seq_load_file(struct llama_context * ctx, const char * filepa
 int32_t tamis_set_attn_policy(struct llama_context * ctx, const char * attn, const char * prefill);
 """  # noqa: E501 - one declaration a line, as llama.h has them
 
-# Parameters that are memory: which parameter says how many elements it has, and their bytes.
+# Parameters that are memory: the parameter that says how many elements it has, and their bytes.
 _MEMORY = {
     "buf": (("buf_size", "length"), 1),
     "text": (("text_len_max",), 1),
@@ -253,7 +253,7 @@ _MEMORY = {
 }
 _DECLARED = re.compile(r"^(?P<kind>[^()]*?)(?P<name>\w+)\((?P<parameters>.*)\);$", re.MULTILINE)
 _HANDLE = re.compile(r"((const )?struct llama_(model|context|vocab|sampler) \*|llama_memory_t)$")
-_kept: dict[Any, Any] = {}  # what C has pointers to
+_kept: dict[Any, Any] = {}  # objects to which C holds pointers
 
 
 def header() -> str:

@@ -92,14 +92,15 @@ __all__ = [
 class Llama:
     """A model and one sequence, with llama_cpp.Llama's interface.
 
-    Of tamis alone: attn and prefill, the methods of decode steps and of prompts as `tamis methods`
-    writes them (attn="auto" is dense up to 12,288 tokens; with draft_model it is what prefill is),
-    min_mass, the share of attention that each head is to hold: see Engine.session;
-    and precision, "fast" or "exact", of a prompt's activations on the CPU: see Engine.load.
-    n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k,
-    type_v: ggml's numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with
-    logprobs does. Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError,
-    MemoryError.
+    These arguments are tamis's own. attn and prefill: the methods of decode steps and of prompts,
+    as `tamis methods` writes them (attn="auto" is dense up to 12,288 tokens; with draft_model it
+    equals prefill). min_mass: the share of attention that each head is to retain, see
+    Engine.session. precision: "fast" or "exact", for the activations of a prompt on the CPU, see
+    Engine.load.
+
+    n_gpu_layers and offload_kqv are llama.cpp's, for the first CUDA device. type_k, type_v: ggml's
+    numbers of f16 (1) and q8_0 (8). logprobs need no logits_all, but echo with logprobs does.
+    Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, MemoryError.
     """
 
     def __init__(
@@ -209,11 +210,12 @@ class Llama:
             self._format = chat.ChatFormat(self._engine, chat_format)
         self._grammar_tokenizer: GrammarTokenizer | None = None
         self._scores = np.zeros((self._n_ctx if logits_all else 0, self.n_vocab()), np.float32)
-        self._row: np.ndarray | None = None  # logits of the last token
-        self._ahead: deque[tuple[int, np.ndarray]] = deque()  # held, but not yet in the text
+        self._row: np.ndarray | None = None  # the logits of the last token
+        # in the KV cache, but not yet in the text
+        self._ahead: deque[tuple[int, np.ndarray]] = deque()
         self._turn = 0
         self.tokenizer_ = tokenizer or LlamaTokenizer(self)
-        self._handles: tuple[int, int] | None = None  # of the flat API: model, context
+        self._handles: tuple[int, int] | None = None  # of the flat API: (model, context)
         self.metadata = {key: as_text(value) for key, value in self._engine.metadata.items()}
 
     # --- what it is ------------------------------------------------------------------------------
@@ -259,34 +261,34 @@ class Llama:
         return _id(self._engine.vocab.eot)
 
     def token_prefix(self) -> int:
-        """The token before what comes before a gap, -1 for none."""
+        """The token that marks the text before a gap, -1 for none."""
         return _id(self._engine.vocab.fim.get("pre"))
 
     def token_middle(self) -> int:
-        """The token before what fills a gap, -1 for none."""
+        """The token that marks the text that fills a gap, -1 for none."""
         return _id(self._engine.vocab.fim.get("mid"))
 
     def token_suffix(self) -> int:
-        """The token before what comes after a gap, -1 for none."""
+        """The token that marks the text after a gap, -1 for none."""
         return _id(self._engine.vocab.fim.get("suf"))
 
     def pooling_type(self) -> int:
-        """How rows of a text become one embedding: llama.h's number."""
+        """llama.h's number of the pooling that makes one embedding of a text's rows."""
         return POOLINGS.index(self._pooling)
 
     @property
     def engine(self) -> Engine:
-        """The engine under it, for what llama_cpp has no name for."""
+        """The engine that runs the model, for what llama_cpp has no name for."""
         return self._engine
 
     @property
     def model(self) -> int:
-        """A handle of its model, for functions of llama.h."""
+        """A handle of the model, for functions of llama.h."""
         return self._flat()[0]
 
     @property
     def ctx(self) -> int:
-        """A handle of its context and its text, for functions of llama.h; sequence 0 is its own."""
+        """A handle of the context, for functions of llama.h; sequence 0 is this Llama's text."""
         return self._flat()[1]
 
     def _flat(self) -> tuple[int, int]:
@@ -297,17 +299,17 @@ class Llama:
             return self._handles
 
     def _show_logits(self) -> None:
-        """Let llama_get_logits give those of the last token."""
+        """Make llama_get_logits return the logits of the last token."""
         if self._handles is not None and self._row is not None:
             TABLE.get(self._handles[1], Context).logits = {self.n_tokens - 1: self._row}
 
     @property
     def context_params(self) -> llama_context_params:
-        """The size of its context, as the flat API says it."""
+        """The parameters of the context, as the flat API reports them."""
         n_ubatch = min(self._given["n_ubatch"], self.n_batch, self._n_ctx)
         return llama_context_params(n_ctx=self._n_ctx, n_batch=self.n_batch, n_ubatch=n_ubatch)
 
-    # Names of llama_cpp's own that programs read nevertheless.
+    # Private names of llama_cpp's that programs read nevertheless.
 
     @property
     def _ctx(self) -> SimpleNamespace:
@@ -335,7 +337,7 @@ class Llama:
         self._drop_ahead()
         if n != self.n_tokens:
             self._session.truncate(n)
-            self._row = None  # it was of a token that is gone
+            self._row = None  # its token was removed
 
     @property
     def input_ids(self) -> np.ndarray:
@@ -378,11 +380,11 @@ class Llama:
         return out.removeprefix(b" ") if first_is_bos else out
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Keep the states of completions in `cache` and begin later ones from them."""
+        """Use `cache` for the states of completions: later ones begin from them."""
         self.cache = cache
 
     def set_seed(self, seed: int) -> None:
-        """What the seeds of later calls that name none are drawn by."""
+        """Set the seed from which later calls draw theirs if they name none."""
         self._seed = seed
 
     # --- tokens ----------------------------------------------------------------------------------
@@ -393,9 +395,10 @@ class Llama:
             self.n_tokens = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text. Raises ContextError, ValueError; the text is then as it was.
+        """Append tokens to the text.
 
-        Many tokens run in chunks of n_ubatch; Ctrl-C stops them.
+        Many tokens run in chunks of n_ubatch; Ctrl-C stops them. Raises ContextError, ValueError;
+        the text is then unchanged.
         """
         with self._lock:
             self._drop_ahead()
@@ -403,7 +406,10 @@ class Llama:
                 self._append(list(map(int, tokens)), last_only=True)
 
     def _append(self, tokens: list[int], *, last_only: bool) -> np.ndarray:
-        """Append tokens; their logits f32 [n, n_vocab], or the last one's [1, n_vocab]."""
+        """Append tokens.
+
+        Returns the logits of all f32 [n, n_vocab], or of the last one [1, n_vocab].
+        """
         first = self._session.n_past
         if len(tokens) == 1 and first and not self._drafts_by_attention:
             rows = self._session.decode(tokens[0])[None]
@@ -418,7 +424,7 @@ class Llama:
         return rows
 
     def _begin_anew(self) -> None:
-        """Drop the text that another thread was in the midst of when the process forked."""
+        """Drop the text that another thread was changing when the process forked."""
         self._turn += 1
         self._ahead.clear()
         self._row = None
@@ -449,7 +455,7 @@ class Llama:
         grammar: LlamaGrammar | None = None,
         idx: int | None = None,
     ) -> int:
-        """A token by the logits of the last one, or of position idx with logits_all."""
+        """Sample a token from the logits of the last token, or of position idx with logits_all."""
         given = locals()
         if idx is None or idx in (-1, self.n_tokens - 1):
             row = self._last_row()
@@ -486,10 +492,10 @@ class Llama:
         stopping_criteria: StoppingCriteriaList | None = None,
         grammar: LlamaGrammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Tokens that follow a prompt, for as long as they are asked for.
+        """Yield the tokens that follow a prompt, without end; the caller stops.
 
-        reset: the text is replaced by the prompt; what they begin with alike is kept. Tokens that
-        are sent in follow the one just given.
+        reset: the prompt replaces the text, and their common prefix is not computed again. Tokens
+        that the caller sends in follow the one just yielded.
         """
         prompt = list(map(int, tokens))
         held = [] if reset else self.input_ids.tolist()
@@ -506,7 +512,10 @@ class Llama:
         rows: list[np.ndarray],
         budget: ThinkingBudget | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """As `generate`; rows gets the logits that each token was chosen by."""
+        """Yield tokens as `generate` does.
+
+        Rows receives the logits that each one was chosen from.
+        """
         with self._lock:
             self._turn += 1
             turn = self._turn
@@ -528,19 +537,19 @@ class Llama:
                 row = self._follow(token, list(sent or ()))
 
     def _begin(self, prompt: list[int], *, reset: bool) -> np.ndarray:
-        """Make the text the prompt, or end with it; logits of its last token."""
+        """Replace the text with the prompt, or append it; returns the logits of its last token."""
         self._drop_ahead()
         if reset:
             # The last token runs again: its logits are needed.
             n = min(longest_token_prefix(self._session.tokens, prompt), len(prompt) - 1)
             self.n_tokens = max(n, 0)
             prompt = prompt[n:]
-        elif not prompt:  # goes on where eval ended
+        elif not prompt:  # resume after the tokens that eval appended
             return self._last_row()
         return self._append(prompt, last_only=True)[-1]
 
     def _follow(self, token: int, sent: list[int]) -> np.ndarray:
-        """Append a token that was chosen, and those sent in; logits of the last one."""
+        """Append a chosen token and those sent in; returns the logits of the last one."""
         if not sent and self._ahead and self._ahead[0][0] == token:
             self._row = row = self._ahead.popleft()[1]
             return row
@@ -560,7 +569,7 @@ class Llama:
         return [int(i) for i in self.draft_model(text)[: max(room, 0)]]
 
     def _sampler(self, sampling: Sampling, held: Sequence[int], seed: int | None = None) -> Sampler:
-        """A sampler that has seen the tokens before the answer."""
+        """A sampler whose history is the tokens before the answer."""
         seed = self._seed if seed is None else seed
         grammar = sampling.grammar
         return sampling.sampler(
@@ -625,11 +634,11 @@ class Llama:
         grammar: LlamaGrammar | None = None,
         logit_bias: dict[int, float] | None = None,
     ) -> Chunk | Iterator[Chunk]:
-        """Go on with a text; a completion of OpenAI's API, or its chunks with stream=True.
+        """Complete a text: a completion of OpenAI's API, or its chunks with stream=True.
 
-        max_tokens None or below 1: to the end of the context. suffix: what comes after the gap, for
-        models with tokens for that. Raises ValueError for a prompt that does not fit, SamplerError
-        for parameters out of range.
+        max_tokens None or below 1: up to the end of the context. suffix: the text after the gap,
+        for models with tokens for gaps. Raises ValueError for a prompt that does not fit,
+        SamplerError for parameters out of range.
         """
         sampling, ids = sampling_of(locals()), self._prompt(prompt, suffix)
         room = self._n_ctx - len(ids)
@@ -651,8 +660,9 @@ class Llama:
     __call__ = create_completion
 
     def _drawn_seed(self) -> int:
-        """The seed of a call that names none: another each time, all by the constructor's."""
-        if self._seed & 0xFFFFFFFF != LLAMA_DEFAULT_SEED:  # also -1: the sampler draws its own
+        """A new seed for a call that names none; all of them follow from the constructor's seed."""
+        # -1 has these bits, too: the sampler draws its own
+        if self._seed & 0xFFFFFFFF != LLAMA_DEFAULT_SEED:
             self._seed = random.Random(self._seed).randint(0, 0xFFFFFFFE)
         return self._seed
 
@@ -706,7 +716,7 @@ class Llama:
             return self._weighed(completion.whole(request, found, answer.n_completion, tokens))
 
     def _weighed(self, chunk: Chunk) -> Chunk:
-        """With the attention that decode steps held, by estimate, in usage where it is measured."""
+        """A chunk whose usage has the estimated retained attention mass, if it is measured."""
         if self._session.mass is not None:
             chunk["usage"]["attention"] = self._session.mass.rounded()
         return chunk
@@ -729,7 +739,10 @@ class Llama:
     def _cached(
         self, request: Request, answer: Answer, pieces: Iterator[completion.Piece]
     ) -> Iterator[completion.Piece]:
-        """The pieces, beginning from the cache's state where that helps, kept there at the end."""
+        """Yield the pieces, resuming from the cache's state if that helps.
+
+        Save the state at the end.
+        """
         if self.cache is not None:
             self._recall(self.cache, request.prompt)
         yield from pieces
@@ -743,9 +756,9 @@ class Llama:
             return
         held = longest_token_prefix(self.input_ids.tolist(), prompt)
         if longest_token_prefix(state.input_ids.tolist(), prompt) > held:
-            # A state that is damaged or was made by another model helps no more than none.
+            # A state that is damaged or of another model counts as none.
             with contextlib.suppress(SessionFileError, ContextError):
-                # Its own seed would give the same answers again.
+                # With the same seed the answers would be the same.
                 self.load_state(state._replace(seed=self._seed))
 
     @overload
@@ -799,14 +812,16 @@ class Llama:
         chat_template_kwargs: dict[str, Any] | None = None,
         thinking_budget: int | None = None,
     ) -> Chunk | Iterator[Chunk]:
-        """Answer a conversation; a chat completion of OpenAI's API, or its chunks.
+        """Answer a conversation: a chat completion of OpenAI's API, or an iterator of its chunks.
 
-        Control tokens written out in messages stay text. response_format: json_object, with or
-        without a schema, or json_schema. A tool_choice that names a tool gives a call of it; else
-        calls and thoughts (`reasoning_content`) are found in the answer as it comes, in the format
-        that the template shows. Of tamis alone: chat_template_kwargs, such as
-        {"enable_thinking": False}, and thinking_budget, the tokens that the model may think for.
-        Raises PromptError, ValueError, SamplerError.
+        Control tokens written out in messages remain text. response_format: json_object, with or
+        without a schema, or json_schema. A tool_choice that names a tool forces a call of it;
+        otherwise calls and thoughts (`reasoning_content`) are parsed out of the answer while it is
+        generated, in the format that the template shows.
+
+        These arguments are tamis's own: chat_template_kwargs, such as {"enable_thinking": False},
+        and thinking_budget, the number of tokens that the model may think for. Raises PromptError,
+        ValueError, SamplerError.
         """
         given = {k: v for k, v in locals().items() if k != "self"}
         if self.chat_handler is not None:
@@ -817,7 +832,7 @@ class Llama:
     def _chat(
         self, given: dict[str, Any], format: chat.ChatFormat | None = None
     ) -> Chunk | Iterator[Chunk]:
-        """As create_chat_completion, in a format; this Llama's own where it is None."""
+        """Answer as create_chat_completion does, in a format; None: this Llama's own."""
         wanted = chat.wanted(given)
         if format is None:
             if self._format is None:
@@ -857,7 +872,10 @@ class Llama:
         )
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """As create_chat_completion, in the classes of the package openai. Raises ImportError."""
+        """Answer as create_chat_completion does, in the classes of the package openai.
+
+        Raises ImportError.
+        """
         try:
             from openai.types.chat import ChatCompletion, ChatCompletionChunk
         except ImportError as e:
@@ -889,13 +907,13 @@ class Llama:
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Embeddings of texts: lists of n_embd floats, or without pooling one for each token.
+        """Embeddings of texts: a list of n_embd floats each, or without pooling one list per token.
 
-        They are what the output head reads, after its norm. With pooling_type
-        LLAMA_POOLING_TYPE_RANK, a text is a query and a document, and found are a score of each of
-        the model's labels. truncate: texts of more than n_batch
-        tokens are cut there, with a warning; otherwise they are a ValueError. normalize: to
-        Euclidean length 1. The Llama's text is lost. Raises RuntimeError without embedding=True.
+        An embedding is the input of the output head, after its norm. With pooling_type
+        LLAMA_POOLING_TYPE_RANK a text is a query and a document, and the result is one score for
+        each of the model's labels. truncate: texts of more than n_batch tokens are cut there, with
+        a warning; otherwise they are a ValueError. normalize: to Euclidean length 1. The Llama's
+        own text is dropped. Raises RuntimeError without embedding=True.
         """
         if not self._embedding:
             raise RuntimeError("embeddings need a Llama made with embedding=True")
@@ -925,7 +943,7 @@ class Llama:
     # --- states ----------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
-        """The tokens and their KV cache, for load_state or a cache of prompts."""
+        """The tokens and their KV cache as a state for load_state, or for a cache of prompts."""
         with self._lock:
             self._drop_ahead()
             data = session_bytes(self._session)
@@ -934,7 +952,7 @@ class Llama:
             return LlamaState(self.input_ids, scores, n, data, len(data), self._seed)
 
     def load_state(self, state: LlamaState) -> None:
-        """Go on from a state of this model. Raises SessionFileError, ContextError."""
+        """Replace the text with a state of this model. Raises SessionFileError, ContextError."""
         n = len(state.scores)
         if n and self._logits_all and state.scores.shape != (n, self._scores.shape[1]):
             raise SessionFileError(
@@ -976,7 +994,7 @@ class Llama:
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """How many tokens two sequences begin with alike."""
+        """The length of the common prefix of two sequences, in tokens."""
         return longest_token_prefix(a, b)
 
     @classmethod
@@ -992,8 +1010,8 @@ class Llama:
     ) -> "Llama":
         """A Llama of a file of the Hugging Face hub, fetched once into the folder of models.
 
-        filename: a name or a pattern that one file of the repository matches; None: its only one.
-        local_dir: where to put it. Raises ModelError.
+        filename: a name, or a pattern that matches one file of the repository; None: its only file.
+        local_dir: the folder for the file. Raises ModelError.
         """
         for name, value in (("additional_files", additional_files), ("cache_dir", cache_dir)):
             if value is not None:
@@ -1007,7 +1025,7 @@ _living: weakref.WeakSet[Llama] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In the child: a lock that another thread held is free, and what it guarded begins anew."""
+    """Reset, in the child, each Llama whose lock another thread held when the process forked."""
     for llama in list(_living):
         if llama._lock.acquire(blocking=False):  # free, or this thread's own
             llama._lock.release()

@@ -1,15 +1,15 @@
 """llama.h's functions for programs that embed tamis: its names, argument order and meaning.
 
-Handles are integers; 0 is none, and one that was freed stays stale for ever. Buffers are whatever
-has Python's buffer protocol (NumPy arrays, bytearrays, ctypes arrays), texts bytes or str. Nothing
-raises: each function says in its docstring what it returns where it fails, `tamis_last_error` says
-why, and so does the log (llama_log_set). Void functions of llama.h return a code. What is
-deprecated there is in flat/old_names.py, what is refused in flat/not_here.py; what tamis adds is
-called tamis_*.
+Handles are integers; 0 is none, and one that was freed stays stale for ever. Buffers are objects
+with Python's buffer protocol (NumPy arrays, bytearrays, ctypes arrays), texts are bytes or str.
+Nothing raises: the docstring of each function says what it returns on failure, `tamis_last_error`
+says why, and so does the log (llama_log_set). Void functions of llama.h return a code. Deprecated
+names are in flat/old_names.py, unsupported functions in flat/not_here.py; functions that only tamis
+has are called tamis_*.
 
-Threads: calls on one context run one after another, whichever threads they come from (a lock each
-context); contexts of one model run concurrently, their steps share its threads. A sampler
-or a batch is for one thread at a time.
+Threads: calls on one context run one after another, from whichever threads they come (one lock per
+context); contexts of one model run concurrently and share its threads. A sampler or a batch is for
+one thread at a time.
 """
 
 from tamis.bindings.flat import constants, not_here

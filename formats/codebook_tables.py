@@ -1,10 +1,10 @@
 """Rows of the codebooks of ggml's IQ types, as packed text: see codebooks.py.
 
-Facts of ggml's format (`iq*_grid` of ggml-common.h, MIT). An element is the number of its value in
-VALUES, in 2 bits, or 3 where there are eight values, the lowest bit first.
+These are facts of ggml's format (`iq*_grid` of ggml-common.h, MIT). An element is the index of its
+value in VALUES, in 2 bits, or in 3 if there are eight values, the lowest bit first.
 """
 
-# What an element may be.
+# The possible values of an element.
 VALUES = {
     "IQ1_S": (-1, 0, 1),
     "IQ2_XXS": (8, 25, 43),

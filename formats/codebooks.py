@@ -24,7 +24,7 @@ SHAPES = {
 
 @cache
 def grid_of(type_: GGMLType) -> np.ndarray:
-    """The grid of a type, int8 of its shape, read-only: -1 to 1 of IQ1, 1 to 62 of the others."""
+    """The grid of a type, int8 of its shape, read-only: -1 to 1 for IQ1, 1 to 62 for the others."""
     from tamis.formats.codebook_tables import ROWS, VALUES  # few models have such a type
 
     name = "IQ1_S" if type_ is GGMLType.IQ1_M else type_.name
@@ -39,7 +39,7 @@ def grid_of(type_: GGMLType) -> np.ndarray:
 
 
 def with_parity(signs: np.ndarray) -> np.ndarray:
-    """Eight signs of each seven (uint8, one a bit, set: negative): their number is even."""
+    """Eight signs made of each seven (uint8, one a bit, set: negative), with even parity."""
     parity = signs ^ signs >> 4
     parity ^= parity >> 2
     parity ^= parity >> 1

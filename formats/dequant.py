@@ -20,7 +20,7 @@ MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 def decodable() -> tuple[GGMLType, ...]:
-    """The types of weights that can be read."""
+    """The types of weights that can be dequantized."""
     return tuple(_DECODERS)
 
 
@@ -29,8 +29,8 @@ def dequantize(data: np.ndarray, type_: GGMLType, shape: Sequence[int]) -> np.nd
 
     ``data`` is uint8 [n_bytes], contiguous; ``shape`` is in ggml order (fastest dimension first)
     and the result is in NumPy order, ``shape`` reversed: row i of a matrix is ``result[i]``. The
-    result is always a fresh array. Raises ValueError where the type has no decoder, or where
-    bytes, type and shape do not fit one another.
+    result is always a new array. Raises ValueError if the type has no decoder, or if bytes, type
+    and shape do not fit one another.
     """
     decode = _DECODERS.get(type_)
     if decode is None:
@@ -217,7 +217,7 @@ def _mxfp4(blocks: np.ndarray) -> np.ndarray:
 def _ue4m3(codes: np.ndarray) -> np.ndarray:
     """Half of each 8-bit float (4 bits of exponent, bias 7, 3 of mantissa; bit 7 is ignored).
 
-    As ggml has them: 0x7F is 0.
+    As in ggml, 0x7F is 0.
     """
     exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float32)
     normal = np.ldexp(mantissa + 8, exponent.astype(np.int32) - 11)
@@ -251,9 +251,9 @@ def _tq2_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _trits(packed: np.ndarray, group: int, n: int) -> np.ndarray:
-    """Unpack n digits of base 3 of each byte, first digits of `group` bytes first.
+    """Unpack n base-3 digits of each byte; the first digits of `group` bytes come first.
 
-    A byte is the fraction 0.abcde in base 3, of 256: the digit is what 3 times it carries.
+    A byte is the fraction 0.abcde in base 3, times 256: a digit is the carry of 3 times it.
     """
     powers = np.array([3**i for i in range(n)], np.uint8)[:, None]
     rest = packed.reshape(len(packed), -1, 1, group) * powers
@@ -261,9 +261,9 @@ def _trits(packed: np.ndarray, group: int, n: int) -> np.ndarray:
 
 
 def _tq1_0(blocks: np.ndarray) -> np.ndarray:
-    """Bytes: five digits of base 3 in each of 32, then of 16; four in each of 4 | d 2.
+    """Bytes: five base-3 digits in each of 32 bytes, then of 16; four in each of 4 | d 2.
 
-    value = d (digit - 1); the digits of a run of bytes are in order of their place.
+    value = d (digit - 1); the digits of a run of bytes are ordered by significance.
     """
     runs = ((blocks[:, :32], 32, 5), (blocks[:, 32:48], 16, 5), (blocks[:, 48:52], 4, 4))
     digits = np.hstack([_trits(*run) for run in runs])
@@ -271,7 +271,7 @@ def _tq1_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _codebook(type_: GGMLType, codes: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Look up rows [n, k] of a type's grid; signs: a bit an element, set where it is negative."""
+    """Look up rows [n, k] of a type's grid; signs: one bit per element, set if it is negative."""
     from tamis.formats.codebooks import grid_of
 
     values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)
@@ -289,7 +289,7 @@ def _u32(packed: np.ndarray) -> np.ndarray:
 
 
 def _seven_signs(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of uint32 [n, k]: the upper 4 bits as float32, and signs [n, 4 k] of 7 bits each below."""
+    """The upper 4 bits of uint32 [n, k] as float32, and signs [n, 4 k] made of 7 bits each."""
     from tamis.formats.codebooks import with_parity
 
     fields = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & 127
@@ -355,7 +355,7 @@ def _iq3_s(blocks: np.ndarray) -> np.ndarray:
 
 
 def _shifted(type_: GGMLType, codes: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """Look up rows of IQ1's grid and add 1/8 to each element, or take it away where `down`."""
+    """Look up rows of IQ1's grid and add 1/8 to each element, or -1/8 where `down` is set."""
     from tamis.formats.codebooks import grid_of
 
     values = grid_of(type_)[codes].reshape(len(codes), -1).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Files as text: plain text and Markdown as they are, HTML and PDF as what a reader sees of them.
+"""Files as text: plain text and Markdown unchanged, HTML and PDF as a reader sees them.
 
-Headings come out as Markdown writes them, so that later a long text can be cut where it has
-sections. What is no text is refused; nothing is left out silently.
+Headings become Markdown headings, so that a long text can later be cut at its sections. A file that
+is not text is refused; nothing is left out silently.
 """
 
 import codecs
@@ -37,14 +37,14 @@ _KNOWN_BINARY = (
 
 
 class DocumentError(ValueError):
-    """A file that no text can be made of; the message says what it is and what to do."""
+    """No text can be made of a file; the message says what it is and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A text to be read. name: for messages; kind: "text", "html" or "pdf".
 
-    pages: where in the text each page of a PDF begins; () for the other kinds.
+    pages: the offset in the text at which each page of a PDF begins; () for other kinds.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Document:
 
     @property
     def digest(self) -> str:
-        """64 hex digits of the text; what the file is called and was made of do not count."""
+        """The 64 hex digits of the text's digest; the file's name and kind do not count."""
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -73,7 +73,7 @@ def read_document(name: str, data: bytes) -> Document:
 
 
 def _decode(name: str, data: bytes) -> str:
-    """The bytes as text: UTF-8, or what a byte order mark says."""
+    """The bytes as text: UTF-8, or the encoding of a byte order mark."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             data, name_of = data[len(mark) :], encoding
@@ -98,7 +98,7 @@ def _decode(name: str, data: bytes) -> str:
 
 
 def _starts(pages: list[str]) -> tuple[int, ...]:
-    """Where each page begins in the text of all; an empty one where the next one does."""
+    """The offset of each page in the whole text; an empty page has that of the next one."""
     starts, at = [], 0
     for page in pages:
         starts.append(at)
@@ -107,7 +107,7 @@ def _starts(pages: list[str]) -> tuple[int, ...]:
 
 
 def _pdf_pages(name: str, data: bytes) -> list[str]:
-    """The text of each of a PDF's pages; the pages together are the text, blank lines between."""
+    """The text of each of a PDF's pages; with blank lines between they are the whole text."""
     try:
         from pypdf import PdfReader
     except ImportError as error:
@@ -120,7 +120,7 @@ def _pdf_pages(name: str, data: bytes) -> list[str]:
     except DocumentError:
         raise
     except Exception as error:
-        # A damaged file meets pypdf's code in ways beyond its own errors.
+        # A damaged file raises more in pypdf than its own exceptions.
         raise DocumentError(f"{name} is a damaged PDF ({error}): repair it first") from error
     if not any(pages):
         raise DocumentError(
@@ -131,7 +131,7 @@ def _pdf_pages(name: str, data: bytes) -> list[str]:
 
 
 def html_text(source: str) -> str:
-    """What a reader sees of an HTML page: blocks as paragraphs, headings and lists as Markdown."""
+    """The visible text of an HTML page: blocks as paragraphs, headings and lists as Markdown."""
     reader = _Reader()
     for kind, text in tokens(source):
         if kind == "text":
@@ -153,19 +153,19 @@ _CELLS = {"td", "th"}
 
 
 class _Reader:
-    """Collects blocks of text. Of a head only the title is text; scripts and styles are none."""
+    """Collects blocks of text. Of a head only the title is kept; scripts and styles are dropped."""
 
     def __init__(self) -> None:
         self._blocks: list[str] = []
-        self._line: list[str] = []  # of the block that is open
+        self._line: list[str] = []  # of the open block
         self._has_text = False  # whether any part of it is more than spaces
-        self._start = ""  # what it begins with, such as "## "
+        self._start = ""  # its prefix, such as "## "
         self._hidden: list[str] = []  # open tags whose content is not shown
-        self._first: dict[str, int] = {}  # the place of the first of each name among them
+        self._first: dict[str, int] = {}  # the index of the first tag of each name among them
         self._n_pre = 0
 
     def start(self, tag: str) -> None:
-        """A tag opens."""
+        """Open a tag."""
         if tag in _HIDDEN:
             self._first.setdefault(tag, len(self._hidden))
             self._hidden.append(tag)
@@ -179,7 +179,7 @@ class _Reader:
             self._line.append(" | ")
 
     def end(self, tag: str) -> None:
-        """A tag closes, and what is open within it."""
+        """Close a tag, and all open tags within it."""
         if (first := self._first.get(tag)) is not None:
             del self._hidden[first:]
             self._first = {name: at for name, at in self._first.items() if at < first}
@@ -188,7 +188,7 @@ class _Reader:
             self._n_pre -= tag == "pre" and self._n_pre > 0
 
     def data(self, text: str) -> None:
-        """A part of the text."""
+        """Append text."""
         if not self._hidden:
             self._line.append(text if self._n_pre else re.sub(r"\s+", " ", text))
             self._has_text = self._has_text or not text.isspace()
@@ -204,7 +204,7 @@ class _Reader:
         self._has_text = False
 
     def text(self) -> str:
-        """All blocks, a blank line between them; items of a list on lines of their own."""
+        """All blocks with blank lines between them; list items are on lines of their own."""
         self._end_block()
         out, before = [], ""
         for block in self._blocks:

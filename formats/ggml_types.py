@@ -1,4 +1,4 @@
-"""The one table of ggml tensor types: identifiers, and how many elements and bytes a block has."""
+"""The table of ggml tensor types: identifiers, and the elements and bytes of a block."""
 
 from enum import IntEnum
 
@@ -64,7 +64,7 @@ class GGMLType(IntEnum):
         return n_elements // self.block_size * self.type_size
 
 
-# Identifiers that ggml once gave to types that no file of today has.
+# Identifiers that ggml once gave to types that are no longer in use.
 _REMOVED = {
     4: "Q4_2 (removed from ggml)",
     5: "Q4_3 (removed from ggml)",
@@ -78,7 +78,7 @@ _REMOVED = {
 
 
 def type_name(type_id: int) -> str:
-    """Name of a ggml type for a message, also of the types that are not supported."""
+    """The name of a ggml type for a message, including unsupported types."""
     try:
         return GGMLType(type_id).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""GGUF files, mapped and validated: header, metadata and where each tensor's bytes are.
+"""GGUF files, mapped and validated: header, metadata and the position of each tensor's bytes.
 
 Every count, length and offset of the file is checked in Python ints against the file's real size
-before anything is allocated for it. What the tensors mean is not known here.
+before anything is allocated for it. The meaning of the tensors is not checked here.
 """
 
 import contextlib
@@ -75,9 +75,9 @@ _REQUIRED: Any = object()
 
 
 class GGUFError(ValueError):
-    """A GGUF file that cannot be used; the only exception for a file's contents.
+    """A GGUF file cannot be used; the only exception for a file's contents.
 
-    ``path`` is the file at fault, ``offset`` the byte where the trouble is (None: no one place),
+    ``path`` is the file at fault, ``offset`` the position of the error (None: no single one),
     ``key`` the metadata key or tensor name (None: neither).
     """
 
@@ -117,22 +117,22 @@ class GGUFFile:
     """A GGUF model file, or all parts of a split one; a context manager.
 
     ``version`` is 2 or 3. ``metadata`` is read-only: str, int, float, bool, Strings (arrays of
-    strings), read-only ndarray (arrays of numbers); of a split file, the first part's. ``tensors``
+    strings), read-only ndarray (arrays of numbers); for a split file, the first part's. ``tensors``
     keeps the files' order.
 
     Text that is not valid UTF-8: keys and tensor names are errors; single strings, which people
     read, get U+FFFD; strings in arrays keep their bytes as surrogate escapes, since vocabularies
-    may hold raw bytes: ``token.encode("utf-8", "surrogateescape")`` gives these back.
+    may hold raw bytes: ``token.encode("utf-8", "surrogateescape")`` returns them.
 
-    Raises FileNotFoundError for a missing path and GGUFError for everything about contents, a
-    missing part of a split file included. A file that shrinks while it is mapped is undefined: ask
-    ``check_unchanged`` before what reads it.
+    Raises FileNotFoundError for a missing path and GGUFError for everything about contents,
+    including a missing part of a split file. Reading a file that has shrunk while it was mapped is
+    undefined: call ``check_unchanged`` before reading it.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._parts: list[_Part] = []
-        # Of what was made of the file, called by check_unchanged(thorough=...).
+        # The checks of data made from the file, called by check_unchanged(thorough=...).
         self.checks: list[Callable[..., None]] = []
         try:
             self._open_parts()
@@ -191,10 +191,10 @@ class GGUFFile:
     @overload
     def get(self, key: str, type_: tuple[type, ...], default: Any = ...) -> Any: ...
     def get(self, key: str, type_: Any, default: Any = _REQUIRED) -> Any:
-        """Value of ``key``, which must be of exactly ``type_`` (or of one type of a tuple).
+        """The value of ``key``, which must be of exactly ``type_`` (or of one type of a tuple).
 
-        Nothing is converted: a bool is no int and an int is no float. Raises GGUFError naming the
-        key where it is mistyped, or missing without a ``default``.
+        Nothing is converted: a bool is not an int and an int is not a float. Raises GGUFError
+        naming the key if its type is wrong, or if it is missing without a ``default``.
         """
         return self._parts[0].get(key, type_, default)
 
@@ -211,10 +211,10 @@ class GGUFFile:
         return self._parts[info.part].view(info.offset, info.n_bytes)
 
     def check_unchanged(self, *, thorough: bool = False) -> None:
-        """Raise GGUFError where a file was written to or cut off since it was opened.
+        """Raise GGUFError if a file was written to or truncated since it was opened.
 
-        Reading what was cut off would end the process. A file that was renamed or replaced is as it
-        was: the old one stays mapped. thorough: what was made of it is read again, to be compared.
+        Reading a truncated part would end the process. A renamed or replaced file counts as
+        unchanged: the old one stays mapped. thorough: data made from it is read again and compared.
         """
         for part in self._parts:
             part.check_unchanged()
@@ -222,9 +222,10 @@ class GGUFFile:
             check(thorough=thorough)
 
     def identity(self) -> bytes:
-        """Bytes that tell this file from any other, and from itself once it was written to.
+        """Bytes that identify this file and change when it is written to.
 
-        Of each part: size, time of the last change, inode, all before the tensors, and samples.
+        They cover, for each part, its size, time of the last change, inode, all bytes before the
+        tensors, and samples.
         """
         return b"".join(part.identity() for part in self._parts)
 
@@ -256,7 +257,7 @@ class _Part:
     def close(self) -> None:
         if self._map is None:
             return
-        # BufferError: a view is in use, the mapping goes with the last one.
+        # BufferError: a view is in use; the mapping is released with the last one.
         with contextlib.suppress(BufferError):
             self._map.close()
         self._map = None
@@ -388,7 +389,7 @@ def _map_file(path: Path) -> tuple[mmap.mmap, int, tuple[int, int]]:
         status = os.stat(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"no such model file: {path}") from None
-    # Asked before open(): opening a FIFO would wait for a writer.
+    # Checked before open(): opening a FIFO would wait for a writer.
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise GGUFError(f"{kind}: give the path of a .gguf file", path=path)
@@ -566,7 +567,7 @@ def _split_count(part: _Part) -> int:
 
 
 def _open_split(named: _Part, count: int) -> list[_Part]:
-    """All parts of a split model in order, ``named`` among them; on an error, none is left open."""
+    """All parts of a split model in order, including ``named``; on an error all are closed."""
     match = _SPLIT_NAME.fullmatch(named.path.name)
     if match is None or int(match["count"]) != count:
         raise named.error(

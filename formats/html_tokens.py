@@ -1,8 +1,8 @@
-"""HTML as tags and texts, in time that grows with its length whatever it is.
+"""HTML as tags and texts, in time proportional to its length, whatever it contains.
 
-The standard library's parser takes minutes for 100 KB of `<a `. This one keeps to what the HTML
-standard's tokenizer does, but for what the text of a page does not need: attributes are read over.
-What is cut off at the end is text, so that nothing is left out.
+The standard library's parser takes minutes for 100 KB of `<a `. This one follows the HTML
+standard's tokenizer, except for what the text of a page does not need: attributes are skipped.
+Incomplete markup at the end is text, so that nothing is left out.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html import unescape
 from typing import NamedTuple
 
-RAW = ("script", "style")  # whose content has no tags
+RAW = ("script", "style")  # elements whose content has no tags
 _NAME = re.compile(r"[a-zA-Z][^\s/>]*+")
 _NEXT = re.compile(r"[>=]")
 _VALUE = re.compile(r"\s*+(?:(['\"])|[^\s>]*+)")
@@ -19,7 +19,7 @@ _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8,}+|[xX][0-9a-fA-F]{8,}+);?")  # above a
 
 
 class Token(NamedTuple):
-    """A part of a page: kind "text", or a tag's "start" or "end" and its name in lower case."""
+    """A part of a page: "text", or the "start" or "end" of a tag with its name in lower case."""
 
     kind: str
     text: str
@@ -31,27 +31,27 @@ def tokens(source: str) -> Iterator[Token]:
 
 
 def characters(text: str) -> str:
-    """A text with its character references as what they stand for."""
+    """A text with its character references replaced."""
     return unescape(_LONG_NUMBER.sub("\ufffd", text)) if "&" in text else text
 
 
 class _Scanner:
-    """Reads a page from one mark to the next; a search that found nothing is not made again."""
+    """Scans a page from one mark to the next; a search that found nothing is not repeated."""
 
     def __init__(self, source: str) -> None:
         self._source, self._end = source, len(source)
-        self._last = source.rfind(">")  # behind it no tag ends
+        self._last = source.rfind(">")  # no tag ends after it
         self._last_of = {mark: source.rfind(mark) for mark in ("-->", "]]>")}
         self._last_quote = {quote: source.rfind(quote) for quote in "'\""}
-        # Whether quotes no longer count: one tag had none that ended before the page did. They are
-        # looked through once more than once otherwise, which would take a square of the length.
+        # Whether quotes are ignored: one tag had a quote that did not end before the page did.
+        # Otherwise quotes would be searched for repeatedly, in quadratic time.
         self._unquoted = False
 
     def run(self) -> Iterator[Token]:
         source, at, begin = self._source, 0, 0
         while (at := source.find("<", at)) >= 0 and at <= self._last:
             found = self._markup(at)
-            if found is None:  # no markup: a part of the text
+            if found is None:  # not markup: a part of the text
                 at += 1
                 continue
             token, after = found
@@ -67,7 +67,7 @@ class _Scanner:
             yield Token("text", characters(source[begin:]))
 
     def _markup(self, at: int) -> tuple[Token | None, int] | None:
-        """What begins at a `<`, and where it ends; None where it is text."""
+        """The token that begins at a `<`, and its end; None if it is text."""
         source = self._source
         if source.startswith("<!--", at):
             return None, self._comment_end(at + 4)
@@ -83,18 +83,24 @@ class _Scanner:
         return Token("end" if closes else "start", name[0].lower()), end
 
     def _comment_end(self, at: int) -> int:
-        """Where a comment ends whose content begins here."""
+        """The end of a comment whose content begins at a position."""
         if self._source.startswith((">", "->"), at):
             return self._source.index(">", at) + 1
         return self._behind("-->", at)
 
     def _behind(self, mark: str, at: int) -> int:
-        """Behind the next such mark; where there is none behind a `>`, so that less is left out."""
+        """The position after the next such mark, or after the next `>` if there is none.
+
+        So less is left out.
+        """
         found = mark if at <= self._last_of[mark] else ">"
         return self._source.index(found, at) + len(found)
 
     def _tag_end(self, at: int) -> int:
-        """Behind the `>` that ends a tag, whose name ends here; there is one in the page."""
+        """The position after the `>` that ends a tag, given the end of its name.
+
+        The page has one.
+        """
         source = self._source
         if self._unquoted:
             return source.index(">", at) + 1

@@ -1,6 +1,6 @@
-"""A long list of strings as the file has them: a vocabulary as Python strings takes ten times that.
+"""A long list of strings as the file stores them: Python strings would take ten times the memory.
 
-Strings behave as a list of str does, but each look makes the string anew.
+It behaves like a list of str, but each access makes the string anew.
 """
 
 import struct
@@ -13,10 +13,10 @@ LENGTH = struct.Struct("<Q")  # before every string
 
 
 class Strings(Sequence[str]):
-    """Strings of bytes that may not be UTF-8: what is not is surrogate escapes.
+    """Strings of bytes; invalid UTF-8 becomes surrogate escapes.
 
-    data: each string after its length, one behind the other. starts: int64 [n + 1], where each
-    begins, after its length; the last is where the next one would.
+    data: each string after its length, one after another. starts: int64 [n + 1], the offset of each
+    string's bytes; the last one is that of a string after the end.
     """
 
     def __init__(self, data: bytes, starts: np.ndarray) -> None:
@@ -60,10 +60,10 @@ class Strings(Sequence[str]):
             start = begin
 
     def places(self, texts: Iterable[str]) -> dict[str, int]:
-        """The last index of each text that is there; what begins otherwise is not looked at."""
+        """The last index of each text in the list; strings with other first bytes are skipped."""
         wanted = {text.encode("utf-8", "surrogateescape"): text for text in texts}
         sizes = np.diff(self._starts) - LENGTH.size
-        # An empty string's first byte is another's, or past the end of all.
+        # The first byte at an empty string's offset belongs to another one, or is past the end.
         at = np.minimum(self._starts[:-1], max(0, len(self._data) - 1))
         first = np.frombuffer(self._data or b"\0", np.uint8)[at]
         like = np.isin(first, [raw[0] for raw in wanted if raw])

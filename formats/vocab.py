@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file, validated; tokenizers are built from it and do the work."""
+"""The validated vocabulary of a GGUF file, from which tokenizers are built."""
 
 import re
 import warnings
@@ -14,8 +14,8 @@ from tamis.formats.strings import Strings
 if TYPE_CHECKING:
     from tamis.formats.gguf import GGUFFile
 
-# Texts by which llama.cpp recognises tokens that files do not mark with a key of their own; the
-# first one in the vocabulary is taken.
+# Texts by which llama.cpp recognises tokens for which files have no key; the first one in the
+# vocabulary is used.
 _EOT_TEXTS = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -78,18 +78,20 @@ _EOG_TEXTS = frozenset(_EOT_TEXTS) | {
     "[EOS]",
     "[e~[",
 }
-# In gpt-oss these mark up the answer, whatever the file says they are: text, not control tokens.
+# In gpt-oss these mark parts of the answer, whatever their type in the file: text, not control
+# tokens.
 _MARKUP_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-# Llama's end of sequence; in vocabularies of other families, an HTML tag like any other.
+# Llama's end of sequence; in vocabularies of other families it is an ordinary HTML tag.
 _SPM_EOS = "</s>"
 _KNOWN_TEXTS = frozenset(_EOG_TEXTS).union(_MARKUP_TEXTS, (_SPM_EOS,), *_FIM_TEXTS.values())
 
-_KEY_NAMES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}  # the last is spelt so
+# the last key is spelt this way in files
+_KEY_NAMES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # converters write -1, signed or not, for "none"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-# What `tokenizer.ggml.model` may be, with what it is.
+# The values of `tokenizer.ggml.model`, with their meanings.
 MODELS = {
     "llama": "SPM",
     "gpt2": "byte-level BPE",
@@ -102,18 +104,18 @@ MODELS = {
     "plamo2": "PLaMo-2",
 }
 _WITH_MERGES = ("gpt2", "gemma4", "whitespace", "hybriddna")
-# Special tokens of vocabularies whose files leave them out.
+# Special tokens of vocabularies whose files lack them.
 _DEFAULT_IDS = {
     "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
     "t5": {"eos": 1, "unk": 2, "pad": 0},
 }
-# Vocabularies in which `<mask>`, or `[MASK]`, takes the spaces before it.
+# Vocabularies in which `<mask>`, or `[MASK]`, absorbs the spaces before it.
 _MASK_STRIPS_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_STRIPS_ARCH = ("nomic-bert-moe", "jina-bert-v3")
 
 
 class TokenType(IntEnum):
-    """What a token is for, with the numbers of ``tokenizer.ggml.token_type``."""
+    """The kind of a token, with the numbers of ``tokenizer.ggml.token_type``."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -132,7 +134,7 @@ def byte_of_token(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Normalizer:
-    """What is done to text before it is cut into tokens.
+    """Changes to a text before it is split into tokens.
 
     ``charsmap`` is SentencePiece's precompiled map of characters, as the file has it.
     """
@@ -150,16 +152,17 @@ class Vocab:
     ``model`` is one of MODELS; ``pre`` names the BPE pre-tokenizer ("default" if the file does
     not). Bytes of a token that are not UTF-8 are surrogate escapes. ``merges`` are in order of
     rank, two parts with a space between. ``token_types`` are TokenType numbers, with llama.cpp's
-    corrections: tokens known by their text to be control tokens are.
+    corrections: tokens known by their text to be control tokens are of that type.
 
-    ``normalizer`` is for WordPiece, Unigram and "whitespace" only. Of tokens that are read in text
-    as they are, those in ``lstrip`` take the white space before them, in ``rstrip`` after them.
+    ``normalizer`` is for WordPiece, Unigram and "whitespace" only. Of tokens that are matched
+    literally in text, those in ``lstrip`` absorb the white space before them, those in ``rstrip``
+    that after them.
 
-    Special ids are None where there is none; all others are in range. ``eot``, ``eom`` and
-    ``fim`` (of pre, suf, mid, pad, rep and sep those there are) are found by their text if no key
-    names them. ``eog`` are all tokens that end the generation. ``add_bos``, ``add_eos`` and
-    ``add_sep`` are None where the file leaves them to the tokenizer. ``rank_template`` is of a
-    query and a document.
+    Special ids are None if there is none; all others are in range. ``eot``, ``eom`` and ``fim``
+    (those of pre, suf, mid, pad, rep and sep that exist) are found by their text if no key names
+    them. ``eog`` are all tokens that end the generation. ``add_bos``, ``add_eos`` and ``add_sep``
+    are None if the file leaves them to the tokenizer. ``rank_template`` is the template of a query
+    and a document.
     """
 
     model: str
@@ -195,7 +198,7 @@ class Vocab:
     def from_gguf(cls, f: "GGUFFile") -> "Vocab":
         """Read the vocabulary; GGUFError naming the key for anything missing or inconsistent.
 
-        Whether its size is that of the embedding is not known here: the engine checks that.
+        The engine checks that its size is that of the embedding.
         """
         model = f.get("tokenizer.ggml.model", str)
         if model not in MODELS:
@@ -263,7 +266,7 @@ def _normalizer(f: "GGUFFile", model: str) -> Normalizer:
 def _stripping(
     f: "GGUFFile", tokens: Strings, types: np.ndarray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Tokens that take white space before them, and after; as llama.cpp goes by names."""
+    """Tokens that absorb white space before them, and after them; by names, as in llama.cpp."""
     pre = f.get("tokenizer.ggml.pre", str, "default")
     arch = f.get("general.architecture", str, "")
     name = f.get("general.name", str, "").lower()
@@ -288,7 +291,7 @@ def _special_id(f: "GGUFFile", name: str, n_vocab: int) -> int | None:
     if token_id is None or token_id in _NO_TOKEN:
         return None
     if not 0 <= token_id < n_vocab:
-        # Of a token that a text may never have, as of padding: the model runs without it.
+        # For a token that a text never has, such as padding, an id out of range is ignored.
         what = f"{f.path}: {key} is {token_id}, outside the vocabulary of {n_vocab}"
         warnings.warn(f"{what}: there is no such token", stacklevel=2)
         return None
@@ -378,7 +381,7 @@ def _scores(f: "GGUFFile", *, n_vocab: int) -> np.ndarray | None:
         raise f.error(f"expected an array of float32 or int32, got {scores.dtype}", key=key)
     if scores.size != n_vocab:
         raise f.error(f"{scores.size} scores for {n_vocab} tokens", key=key)
-    # Merging compares scores: with a NaN it would have no order.
+    # Merging compares scores: with a NaN there would be no order.
     if np.isnan(scores).any():
         raise f.error(f"the score of token {int(np.isnan(scores).argmax())} is NaN", key=key)
     scores = scores.astype(np.float32)

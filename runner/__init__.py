@@ -1,6 +1,6 @@
 """tamis: run GGUF language models on CPU and GPU, and read only what matters of a long context.
 
-Only the version and lazily loaded names live here, so that `import tamis` stays cheap.
+Only the version and lazily loaded names are defined here, so that `import tamis` stays cheap.
 """
 
 from importlib import import_module

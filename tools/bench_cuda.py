@@ -1,4 +1,4 @@
-"""Ops on a GPU beside its ceilings: bytes and operations they must move, time, share of the limit.
+"""Times of ops on a GPU, with the bytes and operations they must move, as shares of its limits.
 
 Run it as `python -m tamis.tools.bench_cuda [products] [attention] [methods]`; shapes are
 Llama-3.1-8B's. Methods are those of prompts: bench_select has decode steps. The last lines are
@@ -28,12 +28,12 @@ from tamis.tools.random_model import Pool
 N_RUN = 7
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 4096, 14336, 32, 8, 128
 PROMPT_METHODS = ("window", "delta(window)", "hip:l_d=0", "delta(hip:l_d=0)")
-COPIES = 8  # of a weight matrix: a run reads each once, more than the cache holds
-LAYERS = 32  # of the model: what a step of it attends to, one layer after the other
+COPIES = 8  # of a weight matrix: a run reads each once, in total more than the cache holds
+LAYERS = 32  # of the model, whose attention runs layer by layer in a step
 
 
 class Row(NamedTuple):
-    """One measurement: medians of N_RUN."""
+    """One measurement: medians of N_RUN runs."""
 
     op: str
     seconds: float
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Something to measure: run() does it n times."""
+    """A function to measure: run() calls it n times."""
 
     op: str
     run: Callable[[], Any]
@@ -52,13 +52,16 @@ class Work(NamedTuple):
 
 
 def timed(backend: CudaBackend, work: Callable[[], Any]) -> float:
-    """Median seconds of work(), by the GPU's clock, after one run."""
+    """The median seconds of work(), by the GPU's clock, after one warm-up run."""
     work()
     return statistics.median(backend.device.time(work) for _ in range(N_RUN))
 
 
 def alternating(backend: CudaBackend, *works: Work) -> list[Row]:
-    """Rows of works that run alternately; of all but the first, how many times faster they are."""
+    """Rows of works that run alternately.
+
+    Each but the first also has its speed-up over the first.
+    """
     for work in works:
         work.run()
     turns = [[backend.device.time(work.run) / work.n for work in works] for _ in range(N_RUN)]
@@ -72,7 +75,7 @@ def alternating(backend: CudaBackend, *works: Work) -> list[Row]:
 
 
 def copy_rate(backend: CudaBackend) -> Row:
-    """What the memory does: 2 GiB copied, counted as read and as written."""
+    """The memory's rate: 2 GiB copied, counted as read and as written."""
     size = 2 << 30
     one, other = backend.device.allocate(size), backend.device.allocate(size)
     seconds = timed(backend, lambda: backend.device.copy(one.address, other.address, size))
@@ -80,14 +83,14 @@ def copy_rate(backend: CudaBackend) -> Row:
 
 
 def random_weights(type_: str, n_in: int, n_out: int) -> np.ndarray:
-    """Bytes of a matrix, as a model of random weights has it."""
+    """Bytes of a matrix, as in a model of random weights."""
     return Pool(GGMLQuantizationType[type_]).matrix(n_out, n_in).view(np.uint8).reshape(-1)
 
 
 def product(backend: CudaBackend, type_: str, n_tok: int, n_in: int, n_out: int) -> Row:
-    """MATMUL of n_tok rows, over COPIES matrices; of one row without packing it.
+    """The row of MATMUL with n_tok rows, over COPIES matrices; a single row is not packed.
 
-    A decode step launches it with the op that follows: see tamis.jit_kernels.backends.fusion.
+    A decode step fuses it with the op that follows: see tamis.jit_kernels.backends.fusion.
     """
     rng = np.random.default_rng(0)
     data = random_weights(type_, n_in, n_out)
@@ -205,7 +208,7 @@ def attention(
     program, n_launch = Program(), LAYERS if n_tok == 1 else 1
     first = range(0, n_tok, q_block)
     last = [n_kv - n_tok + min(n_tok, i + q_block) - 1 for i in first]
-    for i in range(n_launch):  # other blocks each time, so that they come from memory
+    for i in range(n_launch):  # different blocks each time, so that they come from memory
         chosen = np.arange(i % share, n_kv // PAGE, share, dtype=np.int32)
         rows = [chosen[chosen <= p // PAGE] for p in last for _ in range(N_HEAD_KV)]
         indptr = np.cumsum([0, *map(len, rows)]).astype(np.int32)
@@ -222,7 +225,7 @@ def attention(
 
 
 def one_by_one(backend: CudaBackend, linked: CudaProgram) -> list[Row]:
-    """The ops of a Program, each by itself."""
+    """The rows of a Program's ops, each measured alone."""
     rows = []
     for i, call in enumerate(linked.program.calls):
         seconds = timed(backend, lambda i=i: backend.run(linked, i, i + 1))  # type: ignore[misc]
@@ -233,7 +236,7 @@ def one_by_one(backend: CudaBackend, linked: CudaProgram) -> list[Row]:
 def prompt_method(backend: CudaBackend, prefill: str, n_tok: int, n_kv: int) -> list[Row]:
     """Attention of one layer for the last n_tok of n_kv positions with a method of prompts."""
     cache = Cache.random(n_tok, n_kv)
-    cache.step[4] += n_tok  # as if the prompt went on: its last rows are dense
+    cache.step[4] += n_tok  # as if the prompt continued: its last rows are dense
     n_ctx = -(-(n_kv + n_tok) // PAGE) * PAGE
     shape = SelectorShape(1, N_HEAD, N_HEAD_KV, HEAD_DIM, n_ctx, n_tok, (0,))
     state, program = parse_method(prefill, PREFILL).open(shape), Program()

@@ -1,9 +1,9 @@
-"""Decoding with a KV cache on disk: for each method and unit, time, hits and bytes a step.
+"""Decoding with a KV cache on disk: for each method and unit, time, hits and bytes per step.
 
 Run it as `python -m tamis.tools.bench_kv -m MODEL --session FILE --kv-ram 512MiB --kv-dir DIR`. The
 system's own copies of the file are dropped before every step (fdatasync, then POSIX_FADV_DONTNEED),
-so that reads are the disk's; what the disk was asked for is read_bytes of /proc/self/io. The text
-is compared with that of a session that has all in memory. The last lines are JSON.
+so that reads are the disk's; they are counted by read_bytes of /proc/self/io. The text is compared
+with that of a session whose KV cache is all in memory. The last lines are JSON.
 """
 
 import argparse
@@ -25,7 +25,7 @@ METHODS = ["dense", "topk", "quest", "hip", "tactic"]
 
 
 def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-c", "--ctx", type=common.count)
@@ -40,13 +40,16 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def disk_bytes() -> int:
-    """Bytes that this process had the disk read so far."""
+    """The bytes that this process has read from the disk so far."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
 def decoded(session: Any, first: int, n: int, drop: bool) -> tuple[list[int], list[list[float]]]:
-    """Greedy tokens from `first` on; of each step seconds, disk bytes and what `counted` says."""
+    """Greedy tokens from `first` on.
+
+    For each step seconds, disk bytes and the result of `counted`.
+    """
     tokens, steps = [first], []
     for _ in range(n):
         counts = session.kv_counts

@@ -1,14 +1,14 @@
-"""Decoding where a part of the KV cache is resident, by a recorded sequence of chosen keys.
+"""Decoding with a part of the KV cache resident, along a recorded sequence of selected keys.
 
     python -m tamis.tools.bench_offload record ATTENTION.npz MASKS.npz
     python -m tamis.tools.bench_offload run -m MODEL --masks MASKS.npz -n CONTEXT --share 0.5
 
 `record` runs HiP over queries and keys of a real model, q [n_layer, n_head, n, head_dim], k and v
-[n_layer, n_head_kv, n_kv, head_dim], and keeps what it chose at each step. `run` decodes with a
-model of random weights, whose own choices would have no locality: HiP searches as it always does,
-and then attends to the recorded blocks in place of its own. Those of a longer context are the same
-ones in runs of 32 positions, spread evenly. Sessions with all in memory and with a share of it
-alternate; a row is the median of the rounds, the ratio is of the two sides of a round.
+[n_layer, n_head_kv, n_kv, head_dim], and stores the selection of each step. `run` decodes with a
+model of random weights, whose own selections would have no locality: HiP searches as usual, and
+then attends to the recorded blocks in place of its own. Masks of a longer context are the same ones
+in runs of 32 positions, spread evenly. Sessions with everything in memory and with a share of it
+alternate; a row is the median of the rounds, and a ratio compares the two sides of a round.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tamis.jit_kernels.backends import on_host
 from tamis.select import hip
 from tamis.select.base import DECODE
 
-RUN = 32  # positions that stay together when a context is stretched
+RUN = 32  # positions that stay adjacent when a context is stretched
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class _State(hip._State):
 
     def phase(self, step: int) -> str:
         found = super().phase(step)
-        self._at += 1  # goes on after a truncation: what was chosen is new in each turn
+        self._at += 1  # it continues after a truncation: each repetition has new selections
         if found == hip.REFRESH:
             n_step, n_source, n_row, _ = self._recorded.shape
-            # Layers and heads beyond those that were recorded take them at other times.
+            # Layers and heads beyond the recorded ones use them at other times.
             for layer in range(len(self._now)):
                 for row in range(self._n_row):
                     late = 37 * (layer // n_source) + 53 * (row // n_row)
@@ -76,7 +76,7 @@ class _State(hip._State):
 
 
 def record(source: Path, target: Path, method: hip.HiP) -> None:
-    """Run HiP over recorded attention, keep its masks."""
+    """Run HiP over recorded attention and store its masks."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
     from replay import Replay
 
@@ -96,16 +96,16 @@ def stretched(masks: np.ndarray, block: int, factor: int) -> np.ndarray:
     """Masks of a context `factor` times as long."""
     per, blocks = RUN // block, masks[..., 1:].astype(np.int64)
     run = blocks // per
-    # Where a run lies within its stretch: anywhere, the same at each step.
+    # The offset of a run within its stretch is arbitrary, but the same at each step.
     offset = (run * 2654435761 >> 7) % factor
     found = ((run * factor + offset) * per + blocks % per).astype(np.int32)
     return np.concatenate([masks[..., :1].astype(np.int32), np.sort(found, axis=-1)], axis=-1)
 
 
 def turn(session: Any, n: int, cold: bool) -> float:
-    """Seconds a token; the session goes back to where it was.
+    """Seconds per token of n steps; the session is then truncated to where it was.
 
-    cold: the system has no copies of the file in memory.
+    cold: the system's copies of the file are dropped before.
     """
     depth, spent = session.n_past, 0.0
     session.decode(7)
@@ -120,13 +120,13 @@ def turn(session: Any, n: int, cold: bool) -> float:
 
 
 def counted(session: Any) -> tuple[int, int, int]:
-    """Units that were resident, and not, and bytes that came."""
+    """Units that were resident, units that were not, and bytes that were fetched."""
     counts = session.kv_counts
     return (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
 
 
 def run(given: argparse.Namespace) -> None:
-    """Print a row a method."""
+    """Print one row for each method."""
     data = np.load(given.masks)
     factor = given.n_ctx // int(data["n_kv"])
     masks = stretched(data["masks"], int(data["block"]), factor)
@@ -187,7 +187,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
     recording = commands.add_parser("record")

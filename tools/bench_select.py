@@ -1,19 +1,19 @@
-"""Decode steps with a method on a GPU: layers of Llama-3.1-8B's heads in one graph, op by op.
+"""Decode steps of a method on a GPU: layers of Llama-3.1-8B's heads in one graph, op by op.
 
 Run it as `python -m tamis.tools.bench_select N_KV [--captured FILE] METHOD [METHOD...]`. A layer's
-time is that of a graph of LAYERS over LAYERS, alternating with dense attention's. Its floor is the
-time of the bytes that the method reads at the rate of a large copy of the same run: of scores, as
-its ops say, and of attention's K and V.
+time is that of a graph of LAYERS divided by LAYERS, alternating with dense attention's. Its floor
+is the time of the bytes that the method reads (for scores, by its ops' costs, and attention's K and
+V) at the rate of a large copy in the same run.
 
-Keys are of CLUSTERS directions a head, each key one of them and noise; a query looks at a few of
+Keys are of CLUSTERS directions per head, each key one of them plus noise; a query looks at a few of
 them. At 128K less than 0.2 % of the keys have 90 % of the weight, more peaked than a model's;
-random keys have no such place. Queries differ by layer and, for methods with references, a head's
-are new at a step with the probability NEW.
+random keys have no such structure. Queries differ by layer and, for methods with references, a
+head's query is new in a step with the probability NEW.
 
-With --captured they are a model's: an npz of q [layers, heads, positions, width], the last
-positions' queries, and k [layers, KV heads, positions, width] after RoPE. KV heads of all its
-layers are those of the bench; a narrower head is repeated and its queries made shorter, so that
-logits stay as they are; positions are repeated up to N_KV. A step's queries are the next
+With --captured keys and queries are a model's: an npz of q [layers, heads, positions, width], the
+last positions' queries, and k [layers, KV heads, positions, width] after RoPE. The KV heads of all
+its layers serve as those of the bench; a narrower head is repeated and its queries are scaled down,
+so that logits are unchanged; positions are repeated up to N_KV. A step's queries are the next
 position's. The last lines are JSON.
 """
 
@@ -35,10 +35,10 @@ from tamis.select.base import Attended, Recording, SelectorShape
 from tamis.select.notation import parse_method
 from tamis.tools.bench_cuda import HEAD_DIM, N_HEAD, N_HEAD_KV, Cache, copy_rate, record_attend
 
-LAYERS, STEPS, EARLY = 8, 16, 2  # the first steps, in which things are made, do not count
+LAYERS, STEPS, EARLY = 8, 16, 2  # the first steps prepare data and do not count
 CLUSTERS, LOOKED_AT = 2048, 4
 NEW = 0.15
-PAST = 32  # queries of a prompt's end that methods learn from
+PAST = 32  # queries of a prompt's end from which methods learn
 GROUP = N_HEAD // N_HEAD_KV
 
 
@@ -51,9 +51,9 @@ class Keys(Protocol):
         """The queries of PAST positions before the first step, f32 [PAST, N_HEAD, HEAD_DIM]."""
 
     def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
-        """Those of step i, f32 [N_HEAD, HEAD_DIM]; `before` are the last step's, if any.
+        """The queries of step i, f32 [N_HEAD, HEAD_DIM]; `before` are the last step's, if any.
 
-        part: of the heads that look elsewhere than before, where a source of keys can choose.
+        part: the heads that look elsewhere than before, if the source of keys supports it.
         """
 
 
@@ -80,7 +80,7 @@ class Directions:
         self._rng = np.random.default_rng(1)
 
         def keys_of(_page: int) -> np.ndarray:
-            # Neighbours are often of one direction, as a text stays with what it is about.
+            # Neighbours often share a direction, as a text stays with its subject.
             of = np.repeat(rng.integers(0, CLUSTERS, (N_HEAD_KV, PAGE // 4)), 4, axis=1)
             noise = rng.standard_normal((N_HEAD_KV, PAGE, HEAD_DIM), np.float32)
             keys = np.take_along_axis(centres, of[..., None], axis=1)
@@ -89,19 +89,19 @@ class Directions:
         self.cache = cached(n_kv, keys_of, seed)
 
     def past(self, layer: int) -> np.ndarray:
-        """Another query every fourth position."""
+        """Queries that change every fourth position."""
         found = [self._queries() for _ in range(PAST // 4)]
         return np.repeat(found, 4, axis=0)
 
     def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
-        """As before, but of a part of the heads."""
+        """The queries before, changed for a part of the heads."""
         if before is None:
             return self._queries()
         new = self._rng.random(N_HEAD) < part
         return np.where(new[:, None], self._queries(), before) if new.any() else before
 
     def _queries(self) -> np.ndarray:
-        """A query of each head: the sum of some of its keys' directions, and noise."""
+        """A query for each head: the sum of some of its keys' directions, and noise."""
         rng = self._rng
         chosen = rng.integers(0, CLUSTERS, (N_HEAD, LOOKED_AT))
         of_head = self._centres[np.arange(N_HEAD)[:, None] // GROUP, chosen]
@@ -129,9 +129,9 @@ class Captured:
         q = q.reshape(n_layer * n_head_kv, group, n_query, width)[:N_HEAD_KV, :GROUP]
         q = np.tile(q.astype(np.float32), times) / np.float32(times**0.5)
         self._q = np.ascontiguousarray(q.reshape(N_HEAD, n_query, HEAD_DIM).swapaxes(0, 1))
-        # A layer's queries end where there is room for those of its steps.
+        # A layer's queries end early enough to leave room for those of its steps.
         self._apart = (n_query - PAST - STEPS) // LAYERS
-        # The last query is at the file's last position: so is the last step's, up to STEPS.
+        # The last query is at the file's last position, and so is the last step's, up to STEPS.
         first = (n_kv - n_pos) % n_pos
 
         def keys_of(page: int) -> np.ndarray:
@@ -141,17 +141,17 @@ class Captured:
         self.cache = cached(n_kv, keys_of)
 
     def past(self, layer: int) -> np.ndarray:
-        """Those before a place of the layer."""
+        """The captured queries before a position of the layer."""
         first = self._apart * layer
         return self._q[first : first + PAST]
 
     def step(self, layer: int, i: int, before: np.ndarray | None, part: float) -> np.ndarray:
-        """Those that follow."""
+        """The captured queries that follow."""
         return np.asarray(self._q[self._apart * layer + PAST + i])
 
 
 class Steps:
-    """A method's decode steps over a cache, from its position on."""
+    """The decode steps of a method over a cache, from its position on."""
 
     def __init__(self, backend: CudaBackend, attn: str, keys: Keys) -> None:
         self.backend, self.attn, self.cache, self._keys = backend, attn, keys.cache, keys
@@ -168,7 +168,7 @@ class Steps:
         self.renew(0)
 
     def renew(self, i: int) -> None:
-        """Take the queries of step i; of methods with references, some heads' as before."""
+        """Load the queries of step i; with references, some heads keep those before."""
         part = NEW if self.attn.startswith("cpe") else 0.0
         for layer, q in enumerate(self._q):
             q[0] = self._keys.step(layer, i, q[0].copy() if i > 0 else None, part)
@@ -176,7 +176,7 @@ class Steps:
             self.backend.send(*self._q)
 
     def _look_back(self) -> None:
-        """Observe the queries of the last positions before the first step, as a prompt's end."""
+        """Observe the queries of the last positions before the first step, like a prompt's end."""
         cache = self.cache
         step, program = np.array([PAST, self._at - PAST, 0, 0, self._at, 0]), Program()
         rec = Recording(program, step, PAST, 16)
@@ -202,7 +202,10 @@ class Steps:
         return self.backend.link(program)
 
     def next(self, *, stay: bool = False) -> Callable[[], Any]:
-        """Go to the next position, or stay at this one; what runs its step."""
+        """Advance to the next position, or stay at this one.
+
+        Returns a function that runs the step.
+        """
         self._last = phase = self.state.phase(self._at)
         if phase not in self._linked:
             self._linked[phase] = self._record()
@@ -213,7 +216,7 @@ class Steps:
         return lambda: self.backend.run(linked)
 
     def by_op(self) -> dict[str, list[float]]:
-        """Microseconds a layer of each op of the last step, and of its launches by themselves."""
+        """Microseconds per layer of each op of the last step, and of its launches separately."""
         linked, found = self._linked[self._last], dict[str, list[float]]()
         device, calls = self.backend.device, linked.program.calls
         for name in dict.fromkeys(call.spec.op.name for call in calls):
@@ -248,7 +251,7 @@ class Steps:
 
 
 def measure(backend: CudaBackend, attn: str, dense: Steps, steps: Steps) -> dict[str, Any]:
-    """Times of a layer in microseconds: of each step, alternating with dense attention."""
+    """The times of a layer in microseconds, for each step, alternating with dense attention."""
     time, own, others, n_bytes = backend.device.time, [], [], []
     for i in range(STEPS):
         if i > 0:
@@ -275,7 +278,7 @@ def measure(backend: CudaBackend, attn: str, dense: Steps, steps: Steps) -> dict
 
 
 def write(row: dict[str, Any], rate: float) -> None:
-    """Print a method's line and a line for each of its ops; rate: bytes a microsecond."""
+    """Print a method's line and a line for each of its ops; rate: bytes per microsecond."""
     few, half, most = row["faster"]
     floor = row["n_bytes"] / rate
     sys.stdout.write(
@@ -290,7 +293,7 @@ def write(row: dict[str, Any], rate: float) -> None:
 
 
 def main() -> None:
-    """Print a line a method, then JSON."""
+    """Print a line for each method, then JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("n_kv", type=int)
     parser.add_argument("--captured", type=Path)

@@ -1,8 +1,8 @@
-"""Build tamis as one executable file, with the Python that runs this inside.
+"""Build tamis as one executable file, which contains the Python that runs this.
 
 `python -m tamis.tools.build_binary OUT` needs a C compiler with a static C library, strip and
-readelf. The file is tools/launcher.c, a few files as they are, the rest compressed; what each part
-is, launcher.c says. Packages are those of tools/requirements.lock.
+readelf. The file consists of tools/launcher.c, a few uncompressed files, and the rest compressed;
+launcher.c describes the parts. Packages are those of tools/requirements.lock.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 MARKS = b"tamis program 1\0"
 _TAIL, _ENTRY = struct.Struct("<QQQQ32s16s"), struct.Struct("<IIQ")
 _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 26}]
-# What a program never imports. readline and gdbm have licences that do not go with ours.
+# Modules that the program never imports. readline and gdbm have incompatible licences.
 WITHOUT = (
     "test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data",
     "site-packages", "config-*", "__pycache__", "turtle.py", "_tkinter.*", "_test*",
@@ -46,7 +46,7 @@ UNUSED = (
     "bin",
     "*.whl",
 )
-# The C library is the system's; all else comes along.
+# The C library is the system's; all other libraries are included.
 _SYSTEM = re.compile(r"(ld-linux|lib(c|m|dl|pthread|rt|util|resolv|nsl)\.so)")
 START = """import sys
 from tamis.cli import main
@@ -77,7 +77,7 @@ for _ in range(count):
 
 
 def build(out: Path, wheel: Path, date: int) -> Path:
-    """The program of a wheel. Raises subprocess.CalledProcessError, with what the tool has said."""
+    """The program made of a wheel. Raises subprocess.CalledProcessError with the tool's output."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
@@ -99,9 +99,9 @@ def build(out: Path, wheel: Path, date: int) -> Path:
 
 
 def _write(target: Path, head: bytes, first: dict[str, Path], rest: dict[str, Path]) -> None:
-    """The launcher, files as they are, the others compressed, and where they begin."""
+    """Write the launcher, uncompressed files, compressed ones, and their offsets."""
     plain = b"".join(_entry(name, first[name]) for name in sorted(first))
-    # Files of a kind lie together: they have most in common.
+    # Files of a kind are adjacent, as they compress best together.
     order = sorted(rest, key=lambda name: (Path(name).suffix, name))
     many = b"".join([struct.pack("<Q", len(rest)), *(_entry(n, rest[n]) for n in order)])
     packed = lzma.compress(many, lzma.FORMAT_RAW, filters=_FILTERS)
@@ -118,7 +118,7 @@ def _entry(name: str, path: Path) -> bytes:
 
 
 def _copy_python(root: Path) -> None:
-    """The interpreter and its library, where it looks for them from wherever it lies."""
+    """Copy the interpreter and its library so that they find each other in any folder."""
     library = Path(sysconfig.get_path("stdlib"))
     target = root / "lib" / library.name
     shutil.copytree(library, target, ignore=shutil.ignore_patterns(*WITHOUT))
@@ -133,10 +133,10 @@ def _copy_python(root: Path) -> None:
 
 
 def set_library_path(program: Path, to: str) -> None:
-    """Let a program, and what it loads, find libraries in a folder beside it.
+    """Make a program, and what it loads, find libraries in a folder beside it.
 
-    Its own path for them, which a Python that was built with shared libraries has, gives way.
-    Raises ValueError where that one is too short.
+    It replaces the program's own path for them, which a Python built with shared libraries has.
+    Raises ValueError if that one is too short.
     """
     text = _run("readelf", "-dW", str(program))
     found = re.search(r"0x0*(?:1d|f) \((?:RUNPATH|RPATH)\).*\[(.*)\]", text)
@@ -147,7 +147,7 @@ def set_library_path(program: Path, to: str) -> None:
     if len(old) < len(new) or data.count(old + b"\0") != 1:
         raise ValueError(f"{program}: no room for {to} where {found[1]} is")
     data = data.replace(old + b"\0", new.ljust(len(old) + 1, b"\0"))
-    # DT_RUNPATH (29) is for the program alone, DT_RPATH (15) also for what it loads.
+    # DT_RUNPATH (29) applies to the program only, DT_RPATH (15) also to what it loads.
     offset, size = _dynamic(text, str(program))
     table = bytearray(data[offset : offset + size])
     for at in range(0, len(table), 16):
@@ -157,7 +157,7 @@ def set_library_path(program: Path, to: str) -> None:
 
 
 def _dynamic(text: str, program: str) -> tuple[int, int]:
-    """Where the dynamic section of a program is in its file, and its bytes."""
+    """The offset of a program's dynamic section in its file, and its bytes."""
     start = re.search(r"at offset (0x[0-9a-f]+) contains (\d+) entr", text)
     if start is None:
         raise ValueError(f"{program}: readelf shows no dynamic section")
@@ -165,7 +165,7 @@ def _dynamic(text: str, program: str) -> tuple[int, int]:
 
 
 def _install(root: Path, wheel: Path) -> None:
-    """The wheel and the packages of the lock file, checked by their hashes."""
+    """Install the wheel and the packages of the lock file, checked by their hashes."""
     (library,) = (root / "lib").iterdir()
     site = library / "site-packages"
     pip = [sys.executable, "-P", "-m", "pip", "install", "-q", "--no-compile", "--no-deps"]
@@ -181,7 +181,10 @@ def _install(root: Path, wheel: Path) -> None:
 
 
 def _copy_libraries(root: Path) -> None:
-    """The system's libraries that Python's modules need, but for the C library; without symbols."""
+    """Copy the system's libraries that Python's modules need, without symbols.
+
+    Not the C library.
+    """
     modules = sorted(path for path in root.rglob("*.so*") if path.is_file())
     have = {path.name for path in modules}
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"}
@@ -197,7 +200,7 @@ def _copy_libraries(root: Path) -> None:
 
 
 def _compile(root: Path, date: int) -> None:
-    """Bytecode in place of sources, which no start has to look at."""
+    """Replace sources by bytecode, so that a start reads no sources."""
     code = (
         "import compileall, sys, py_compile; sys.exit(not compileall.compile_dir(sys.argv[1], "
         "quiet=1, legacy=True, stripdir=sys.argv[1], workers=1, "
@@ -210,7 +213,7 @@ def _compile(root: Path, date: int) -> None:
 
 
 def _first_files(root: Path) -> set[str]:
-    """What Python needs to unpack the rest."""
+    """The files that Python needs to unpack the rest."""
     code = "import lzma, os, struct, sys; print(*(m.__name__ for m in sys.modules.values()))"
     names = _run(sys.executable, "-I", "-S", "-c", code).split()
     (library,) = (root / "lib").glob("python3*")
@@ -234,12 +237,15 @@ def _launcher(folder: Path) -> bytes:
 
 
 def _run(*command: str, env: dict[str, str] | None = None) -> str:
-    """A tool's standard output. Raises CalledProcessError; its error goes to ours."""
+    """The standard output of a tool.
+
+    Raises CalledProcessError; its errors go to our standard error.
+    """
     return subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def needs_libc(files: Iterable[Path]) -> str:
-    """The lowest version of the C library that programs and libraries run with."""
+    """The lowest version of the C library with which programs and libraries run."""
     found = {(2, 0)}
     for path in files:
         text = _run("readelf", "-VW", str(path))

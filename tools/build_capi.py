@@ -2,8 +2,8 @@
 
 usage: python -m tamis.tools.build_capi FOLDER
 
-Needs a C compiler, a Python with a shared library, and the extra `capi` (cffi). The library is for
-this machine and this environment: it finds tamis where this Python does.
+It needs a C compiler, a Python with a shared library, and the extra `capi` (cffi). The library is
+for this machine and this environment: it finds tamis where this Python finds it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ define(ffi)
 """
 
 
-# Before Python starts: where its library and its packages are, whatever PATH says.
+# Set before Python starts: the paths of its library and packages, whatever PATH says.
 _FIRST = """\
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 static void __attribute__((constructor)) tamis_program(void)

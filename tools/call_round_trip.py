@@ -1,11 +1,11 @@
 """Tool calls with hostile arguments, through chat templates and back.
 
-`python -m tamis.tools.call_round_trip FOLDER` renders a call of each kind of argument by each
-template (*.jinja) of FOLDER, as a model of it would write the call, parses the text whole and in
-pieces of 1, 3 and 7 characters, and prints a table: `+` the same call comes back; `=` another one,
-which the template writes in the same words and which fits the tool's schema, so that nothing could
-tell; `~` the template writes a backslash as it is, where its models write Python's escapes, which
-are read; `-` the template does not render it; anything else is wrong, and the status is 1.
+`python -m tamis.tools.call_round_trip FOLDER` renders a call of each kind of argument with each
+template (*.jinja) of FOLDER, as its model would write the call, parses the text whole and in pieces
+of 1, 3 and 7 characters, and prints a table: `+` the same call comes back; `=` another call, which
+the template writes in the same words and which fits the tool's schema, so that they cannot be told
+apart; `~` the template writes a backslash unescaped, while its models write Python's escapes, which
+are parsed; `-` the template does not render it; anything else is wrong, and the status is 1.
 """
 
 import argparse
@@ -46,7 +46,7 @@ QUESTION = {"role": "user", "content": "Qx7 question"}
 
 
 def kinds(format: ToolFormat) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return arguments by their kind; marks are those of ``format``, in texts and within others."""
+    """Yield arguments by kind; marks are those of ``format``, alone in texts and within others."""
     yield "none", {}
     yield "word", {"path": "a b"}
     yield "empty", {"path": "", "note": ""}
@@ -103,7 +103,8 @@ def answer(template: ChatTemplate, arguments: Mapping[str, Any]) -> str | None:
     end = _common(whole[::-1], plain[::-1])[::-1]
     turn = re.search(r"<[^<>\s]+>|\[[A-Z/_]+\]", end)
     stop = len(whole) - (len(end) - turn.start() if turn else 0)
-    for mark in (format.tools or ToolFormat("")).closers:  # what ends the turn may be a part of it
+    # what ends the turn may be part of a mark
+    for mark in (format.tools or ToolFormat("")).closers:
         at = whole.rfind(mark)
         stop = max(stop, at + len(mark)) if 0 <= at < stop else stop
     text = whole[len(start) : stop]
@@ -120,7 +121,7 @@ def _marks_whole(text: str) -> str:
 
 
 def calls(template: ChatTemplate, text: str, step: int) -> list[tuple[str, Any]]:
-    """Return the calls that are read in ``text``, given in pieces of ``step`` characters."""
+    """Return the calls that are parsed from ``text``, fed in pieces of ``step`` characters."""
     ids = itertools.count()
     parser = OutputParser.for_template(template, tools=TOOLS, new_id=lambda: f"id{next(ids)}")
     deltas = [d for i in range(0, len(text), step) for d in parser.push(text[i : i + step])]

@@ -2,11 +2,11 @@
 
     python -m tamis.tools.compare_ggml [--types Q4_1,Q8_0] [-t 2] [--rounds 7] [--log FILE]
 
-Needs the package llama-cpp-python, see compare_llamacpp.py; its ggml libraries are called directly.
-Both multiply the same matrix, larger than the caches, with the same vector: tamis in the layout
-that an engine gives it at load, ggml in its plain one; what it may repack is not measured. A row is
-GB/s of both (medians), the share of the read bandwidth that tamis reaches, and the ratio of speeds
-with least and most; the last line is JSON.
+It needs the package llama-cpp-python, see compare_llamacpp.py; its ggml libraries are called
+directly. Both multiply the same matrix, larger than the caches, with the same vector: tamis in the
+layout that an engine makes at load, ggml in its plain one; ggml's repacking is not measured. A row
+is GB/s of both (medians), the share of the read bandwidth that tamis reaches, and the ratio of
+speeds with minimum and maximum; the last line is JSON.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from tamis.model.repack import in_strips
 
 TYPES = "F16,BF16,Q8_0,Q6_K,Q5_K,Q5_1,Q5_0,Q4_K,Q4_1,Q4_0,IQ4_XS,IQ4_NL,MXFP4,Q3_K,Q2_K"
 N_IN, N_WEIGHT = 2048, 128 << 20
-PAUSE = 0.05  # seconds between turns, for the other's threads to fall asleep
-N_RUN = 4  # products of a turn
-WORK = 1 << 30  # bytes of address space: each run of ggml takes some of it
+PAUSE = 0.05  # seconds between alternating runs, for the other's threads to fall asleep
+N_RUN = 4  # products of a run
+WORK = 1 << 30  # bytes of address space; each run of ggml takes some of it
 
 
 class _InitParams(ctypes.Structure):
@@ -152,7 +152,7 @@ def random_weights(ggml: Ggml, type_: GGMLType) -> np.ndarray:
 
 
 def _seconds(run: Any) -> float:
-    """Seconds of a product among others, as in a model: not of the first, after a sleep."""
+    """Seconds of a product after others, as in a model; the first is not timed."""
     time.sleep(PAUSE)
     run()
     start = time.perf_counter()
@@ -164,7 +164,7 @@ def _seconds(run: Any) -> float:
 def compare(
     ggml: Ggml, backend: CpuBackend, type_: GGMLType, rounds: int, ceil: float
 ) -> dict[str, Any]:
-    """One type's row."""
+    """The row of one type."""
     w = random_weights(ggml, type_)
     x = zeros(N_IN, np.float32)
     x[:] = np.random.default_rng(1).normal(size=N_IN)

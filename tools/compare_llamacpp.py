@@ -2,19 +2,18 @@
 
     python -m tamis.tools.compare_llamacpp MODEL.gguf [--tests pp512,tg64,tg64@4096] [-t 2]
 
-Needs the package llama-cpp-python, best built on this machine:
+It needs the package llama-cpp-python, best built on this machine:
 `CMAKE_ARGS=-DGGML_NATIVE=ON python -m pip install llama-cpp-python`.
 
-Each engine lives in a process of its own and holds the model loaded; only one works at a time.
-llama.cpp runs with flash attention on and off, and the better of the two in each round is what
-tamis is divided by. A test is ppN[@D] (a prompt of N tokens after D others) or tgN[@D] (N tokens
-one at a time after D others). Both use the same threads, the same ids and the same type of the
-KV cache: float16, or with --cache-type q8_0, which llama.cpp has with flash attention only. A deep
-context is its first tokens over and over, re-rotated by each engine to their positions:
-dense attention takes the same time whatever the keys are, and reading it would take hours. Where
-layers have a sliding window, it is read: llama.cpp keeps no more than the window of them.
-Where a machine has other work, too, compare one thread with --processor-time.
-The last line is JSON; --log appends it to a file.
+Each engine has a process of its own that holds the model; only one works at a time. llama.cpp runs
+with flash attention on and off, and the ratio of a round is to the better of the two. A test is
+ppN[@D] (a prompt of N tokens after D others) or tgN[@D] (N tokens one at a time after D others).
+Both use the same threads, the same ids and the same type of the KV cache: float16, or with
+--cache-type q8_0, which llama.cpp supports with flash attention only. A deep context is its first
+tokens repeated, re-rotated by each engine to their positions: dense attention takes the same time
+whatever the keys are, and reading it would take hours. If layers have a sliding window, the context
+is read: llama.cpp keeps only the window of them. On a machine with other work, compare one thread
+with --processor-time. The last line is JSON; --log appends it to a file.
 """
 
 import argparse
@@ -32,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-READ = 2048  # tokens that are read; contexts beyond repeat them
-PAUSE = 0.3  # seconds between turns, for the other engine's threads to fall asleep
+READ = 2048  # tokens that are read; longer contexts repeat them
+PAUSE = 0.3  # seconds between runs, for the other engine's threads to fall asleep
 
 
 class Test(NamedTuple):
@@ -62,32 +61,32 @@ class Test(NamedTuple):
 class TamisRunner:
     """tamis with a session as long as the longest test."""
 
-    n_swa = 0  # no need of its own to read a context
+    n_swa = 0  # it has no need to read a context
 
     def __init__(self, path: str, n_threads: int, n_ctx: int, cache_type: str) -> None:
         from tamis.engine.engine import Engine
 
         self.engine = Engine.load(path, n_threads=n_threads)
-        self.engine.prepared()  # a thread that writes a copy of the weights would count, too
+        self.engine.prepared()  # a thread that writes a copy of the weights would be measured, too
         self.session = self.engine.session(n_ctx=n_ctx, type_k=cache_type, type_v=cache_type)
 
     def keep(self, n: int) -> int:
-        """Drop all but the first n tokens; how many are left."""
+        """Drop all but the first n tokens; returns how many are left."""
         self.session.truncate(min(n, self.session.n_past))
         return self.session.n_past
 
     def repeat(self, n: int) -> None:
-        """Repeat what is held until it is n tokens."""
+        """Repeat the tokens held until there are n."""
         from tamis.tools.tile_session import tile
 
         tile(self.session, n)
 
     def prefill(self, ids: list[int]) -> None:
-        """Append tokens, with logits of the last."""
+        """Append tokens and compute the logits of the last."""
         self.session.prefill(ids)
 
     def decode(self, ids: list[int]) -> None:
-        """Append tokens one at a time, with logits of each."""
+        """Append tokens one at a time and compute the logits of each."""
         for token in ids:
             self.session.decode(token)
 
@@ -111,11 +110,11 @@ class LlamaRunner:
             raise RuntimeError(f"llama.cpp could not load {path}")
         self.n_swa = llama_cpp.llama_model_n_swa(model)
         params = llama_cpp.llama_context_default_params()
-        n_ctx += READ  # a copy is cut where it is
+        n_ctx += READ  # a copy may be cut anywhere
         params.n_ctx, params.n_batch, params.n_ubatch = -(-n_ctx // 256) * 256, 2048, 512
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = int(flash)
-        params.n_seq_max, params.kv_unified = 2, True  # `repeat` makes copies through the other
+        params.n_seq_max, params.kv_unified = 2, True  # `repeat` copies through the second sequence
         types = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
         params.type_k = params.type_v = types[cache_type]
         self.context = llama_cpp.llama_init_from_model(model, params)
@@ -123,14 +122,14 @@ class LlamaRunner:
             raise RuntimeError(f"llama.cpp could not make a context for {path}")
 
     def keep(self, n: int) -> int:
-        """Drop all but the first n tokens; how many are left."""
+        """Drop all but the first n tokens; returns how many are left."""
         self.n_past = min(n, self.n_past)
         memory = self.c.llama_get_memory(self.context)
         self.c.llama_memory_seq_rm(memory, 0, self.n_past, -1)
         return self.n_past
 
     def repeat(self, n: int) -> None:
-        """Repeat what is held until it is n tokens."""
+        """Repeat the tokens held until there are n."""
         memory, n_held = self.c.llama_get_memory(self.context), self.n_past
         size = self.c.llama_state_seq_get_size(self.context, 0)
         state = (self.c.ctypes.c_uint8 * size)()
@@ -145,12 +144,12 @@ class LlamaRunner:
         self.n_past = n
 
     def prefill(self, ids: list[int]) -> None:
-        """Append tokens, with logits of the last."""
+        """Append tokens and compute the logits of the last."""
         for start in range(0, len(ids), 2048):
             self._decode(ids[start : start + 2048])
 
     def decode(self, ids: list[int]) -> None:
-        """Append tokens one at a time, with logits of each."""
+        """Append tokens one at a time and compute the logits of each."""
         for token in ids:
             self._decode([token])
 
@@ -192,12 +191,12 @@ def run_test(
 
 
 def runners(cache_type: str) -> list[str]:
-    """The engines that have this KV cache type."""
+    """The engines that support this KV cache type."""
     return [name for name in RUNNERS if cache_type == "f16" or name != "llama.cpp"]
 
 
 def serve(pipe: Connection, clock: Callable[[], float], name: str, *arguments: Any) -> None:
-    """The life of an engine's process: load, then answer (test, ids) with seconds."""
+    """Run an engine's process: load the model, then answer (test, ids) with seconds."""
     runner = RUNNERS[name](*arguments)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
@@ -207,7 +206,7 @@ def serve(pipe: Connection, clock: Callable[[], float], name: str, *arguments: A
 
 
 def peak_memory() -> int:
-    """Bytes this process has held at most outside mapped files."""
+    """The largest number of bytes that this process has held outside mapped files."""
     status = Path("/proc/self/status").read_text()
     resident = re.search(r"RssAnon:\s+(\d+) kB", status)
     return int(resident[1]) * 1024 if resident else 0
@@ -226,7 +225,7 @@ class Remote:
         self.receive()
 
     def receive(self) -> Any:
-        """What the process sends next. Raises RuntimeError where it has died."""
+        """The next object from the process. Raises RuntimeError if it has died."""
         try:
             return self.pipe.recv()
         except EOFError:
@@ -240,7 +239,7 @@ class Remote:
         return self.receive()
 
     def close(self) -> int:
-        """End the process; the bytes of memory it held at the end."""
+        """End the process; returns the bytes of memory that it held at the end."""
         self.pipe.send(None)
         held = self.receive()
         self.process.join()
@@ -255,7 +254,7 @@ def compare(
     cache_type: str,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Run all tests in alternation; rates and ratios by test, the first round of each left out."""
+    """The results of all tests, which alternate: rates and ratios; first rounds do not count."""
     n_ctx = max(test.n_ctx for test in tests)
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, 20000, n_ctx).tolist()  # ordinary tokens of any vocabulary
@@ -297,7 +296,7 @@ def summary(test: Test, turns: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def table_line(model: str, test: str, result: dict[str, Any]) -> str:
-    """One line for people."""
+    """A readable line of a result."""
     rates = "  ".join(f"{name} {rate:8.1f}" for name, rate in result["tokens_per_second"].items())
     span = f"{result['ratio_min']:.2f} to {result['ratio_max']:.2f}"
     return f"{model[:24]:24} {test:12} {rates} tok/s  ratio {result['ratio']:.2f} ({span})"

@@ -1,6 +1,6 @@
-"""What a run depends on: a lock file with hashes, and a bill of materials (CycloneDX 1.5).
+"""The dependencies of a run: a lock file with hashes, and a bill of materials (CycloneDX 1.5).
 
-The lock file lies in the tree, next to this one: the program in one file is made of what it names.
+The lock file is next to this one: the program in one file is made of the packages that it names.
 """
 
 import importlib.metadata
@@ -53,9 +53,10 @@ def requirements(extras: tuple[str, ...] = EXTRAS) -> list[str]:
 
 
 def renew_lock() -> None:
-    """Resolve the requirements anew for each Python and machine, and write the lock file.
+    """Resolve the requirements for each Python and machine, and write the lock file.
 
-    One version of each package for all, or subprocess.CalledProcessError says what pip says.
+    All share one version of each package; otherwise subprocess.CalledProcessError has pip's
+    message.
     """
     versions: dict[str, str] = {}
     hashes: defaultdict[str, set[str]] = defaultdict(set)
@@ -75,7 +76,7 @@ def renew_lock() -> None:
 
 
 def _resolved(python: str, machine: str, pins: list[str]) -> list[dict[str, Any]]:
-    """What pip would install on a machine, as its report has it; nothing is installed."""
+    """The packages that pip would install on a machine, from its report; nothing is installed."""
     platforms = [f"manylinux_2_{n}_{machine}" for n in range(17, 37)]
     platforms += [f"manylinux2014_{machine}"]  # of C libraries up to Debian 12's
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +135,7 @@ def _component(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
 
 
 def _licence(name: str) -> dict[str, Any]:
-    """The licence that an installed package states; nothing of one that is not installed."""
+    """The licence that an installed package states; empty for one that is not installed."""
     try:
         metadata = cast(Message, importlib.metadata.metadata(name))
     except importlib.metadata.PackageNotFoundError:

@@ -1,14 +1,15 @@
-"""The constants of CPE's bounds on a model, and whether the bounds hold where they were not fitted.
+"""The constants of CPE's bounds on a model, and whether the bounds hold on other text.
 
-Appendices E to H of Pre-hoc Sparsity (Gao et al., 2025) bound what PSAW drops and ETF moves before
-attention is computed, by constants of the model: how fast attention falls with distance (Eq. 44's
-lambda) and how little keys change from layer to layer (Eq. 45's B and mu). They are fitted here to
-the last queries of one part of a text, and the bounds (Eq. 46 to 48) compared with what dense
-attention says of another part. Appendix H's rule then gives phi and the first layer that freezes.
+Appendices E to H of Pre-hoc Sparsity (Gao et al., 2025) bound the mass that PSAW drops and ETF
+moves before attention is computed, by constants of the model: how fast attention falls with
+distance (Eq. 44's lambda) and how little keys change from layer to layer (Eq. 45's B and mu). They
+are fitted here to the last queries of one part of a text, and the bounds (Eq. 46 to 48) are
+compared with dense attention on another part. Appendix H's rule then gives phi and the first layer
+that freezes.
 
 lambda is the largest for which the tail of attention from any distance D on, the mean over queries
-and heads, is at most (1 - sinks) exp(-lambda D), as theorem 7 has it. Eq. 44 itself, a bound on
-every position, can only hold with theorem 7's kappa where attention is that geometric series.
+and heads, is at most (1 - sinks) exp(-lambda D), as in theorem 7. Eq. 44 itself, a bound on every
+position, can hold with theorem 7's kappa only if attention is that geometric series.
 
     python -m tamis.tools.fit_cpe -m MODEL -n 8192 --attn cpe:phi=0.7,psi=0.5
 """
@@ -66,16 +67,16 @@ class _ProbeState(SelectorState):
 
 @dataclass(frozen=True)
 class Read:
-    """What a prompt leaves: the last queries, all keys, and the keys where ETF froze."""
+    """The data of a prompt: last queries, all keys, and the keys of positions that ETF froze."""
 
-    queries: list[np.ndarray]  # a layer: f64 [n_query, n_head, head_dim]
+    queries: list[np.ndarray]  # for each layer: f64 [n_query, n_head, head_dim]
     keys: list[np.ndarray]  # f64 [n, n_head_kv, head_dim]
     frozen_keys: list[np.ndarray]
     frozen: list[range]
     scale: float
 
     def weights(self, layer: int, keys: np.ndarray) -> np.ndarray:
-        """Attention f64 [n_query, n_head, n], with these keys."""
+        """Attention f64 [n_query, n_head, n] with these keys."""
         q = self.queries[layer]
         n_query, n_head, head_dim = q.shape
         grouped = q.reshape(n_query, keys.shape[1], -1, head_dim)
@@ -112,7 +113,7 @@ def read(engine: Engine, ids: list[int], method: CPE, n_query: int) -> Read:
 
 
 def tails(weights: np.ndarray, sink: int) -> np.ndarray:
-    """Attention from distance D on, sinks left out: f64 [n_query, n_head, n], entry D."""
+    """Sums of attention from distance D on, without sinks: f64 [n_query, n_head, n], entry D."""
     n_query, _, n = weights.shape
     found = np.zeros_like(weights)
     for t in range(n_query):
@@ -129,9 +130,9 @@ def decay_of(tail: np.ndarray) -> float:
 
 
 def envelope(changes: list[float]) -> tuple[float, float]:
-    """Eq. 45's B and mu: mu by least squares over the logs, B the least that is above all.
+    """Eq. 45's B and mu: mu by least squares over the logs, B the least above all values.
 
-    Without the layers whose keys are as they were: of those that project frozen states the first.
+    Layers with unchanged keys are left out: with projected frozen states, the first one.
     """
     steps, found = np.flatnonzero(changes), np.array(changes)
     if len(steps) < 2:
@@ -142,7 +143,7 @@ def envelope(changes: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Layer:
-    """Of one layer that PSAW or ETF changes, means over queries and heads."""
+    """A layer that PSAW or ETF changes: means over queries and heads."""
 
     layer: int  # from 0
     distance: int  # from the newest query to the first position PSAW hides
@@ -151,7 +152,7 @@ class Layer:
     dropped: float
     q_norm: float
     key_change: float  # the most
-    moved: float  # half the L1 distance that frozen keys make
+    moved: float  # half the L1 distance caused by frozen keys
 
 
 def layer_of(found: Read, method: CPE, layer: int) -> Layer:
@@ -181,7 +182,7 @@ def layer_of(found: Read, method: CPE, layer: int) -> Layer:
 def rows(
     fitted: list[Layer], held: list[Layer], change: float, fall: float, scale: float
 ) -> list[dict[str, Any]]:
-    """A row a layer: the bounds by the fitted constants, beside what was measured elsewhere.
+    """One row for each layer: bounds by the fitted constants, and measurements on other text.
 
     change, fall: Eq. 45's B and mu. scale: of attention.
     """

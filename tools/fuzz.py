@@ -1,11 +1,10 @@
-"""Coverage-guided fuzzing of what reads files and texts of others, with atheris (libFuzzer).
+"""Coverage-guided fuzzing of the readers of files and texts, with atheris (libFuzzer).
 
 `python -m tamis.tools.fuzz html --minutes 10` starts from the target's seeds and the corpus, with
 another random seed each time; an input that is a finding is written to the folder of --findings,
 and with --grow one that reaches new code is kept for the next run. atheris keeps arrays that the
-code it watches compares, so that memory grows (template: 5 KB an input): runs of ten minutes find
-more than one of an hour, which would end for want of memory.
-Needs `pip install "tamis[fuzz]"`.
+watched code compares, so that memory grows (template: 5 KB an input): several runs of ten minutes
+find more than one of an hour, which would run out of memory. Needs `pip install "tamis[fuzz]"`.
 """
 
 import argparse
@@ -41,17 +40,18 @@ def main() -> None:
         import atheris
     except ImportError:
         sys.exit('fuzzing needs atheris: pip install "tamis[fuzz]"')
-    # Only what reads is watched: NumPy's and Numba's branches say nothing.
+    # Only the readers are watched: branches of NumPy and Numba are irrelevant.
     with atheris.instrument_imports(include=READERS):
         from tamis.tools import fuzz_targets
 
         fuzz_targets.grammars()
-    arguments.findings.mkdir(parents=True, exist_ok=True)  # libFuzzer ends with status 0 without it
+    # without the folder libFuzzer ends with status 0
+    arguments.findings.mkdir(parents=True, exist_ok=True)
     target, seed = fuzz_targets.TARGETS[arguments.name], arguments.seed or secrets.randbits(31)
     with tempfile.TemporaryDirectory(prefix="tamis-corpus-") as folder:
         for i, data in enumerate(fuzz_targets.seeds(arguments.name)):
             (Path(folder) / f"seed{i}").write_bytes(data)
-            target(data)  # compiles what is missing, which would count as a slow input
+            target(data)  # compiles missing kernels, which would count as a slow input
         more = [] if arguments.corpus is None else [arguments.corpus / arguments.name]
         first = Path(folder)
         if arguments.grow is not None:  # libFuzzer writes to the first of its folders

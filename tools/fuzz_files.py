@@ -1,6 +1,6 @@
-"""More of what is fuzzed, as in fuzz_targets: files beside a model, answers of a batch, the page.
+"""Further fuzz targets: files beside a model, answers of a batch, the page.
 
-A target returns or raises one of the errors that its reader documents.
+A target returns or raises one of the errors that its reader documents; see fuzz_targets.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tamis.tools.fuzz_model import SHAPE, engine, folder, model
 from tamis.tools.page_markdown import PageMarkdown, available, shown
 
 SPANS = [(0, 5000), (5056, 9000)]  # of prepared matrices
-SLOW_PAGE = 2.0  # seconds of processor time of a text of up to 300 KB
+SLOW_PAGE = 2.0  # of processor time for a text of up to 300 KB
 JINJA = [
     "loop.changed(m)",
     "loop.cycle('a','b')",
@@ -115,7 +115,7 @@ def control(data: bytes) -> None:
 
 
 def prepared(data: bytes) -> None:
-    """Prepared weights, overwritten: what is mapped is what was written, or said to be damaged."""
+    """Prepared weights, overwritten: data is unchanged, or is reported as damaged."""
     file, whole = _prepared()
     file.path.write_bytes(whole)
     file.path.chmod(0o600)
@@ -159,7 +159,10 @@ def _strips() -> np.ndarray:
 
 
 def batch(data: bytes) -> None:
-    """A file of requests, and one of answers: refused untouched, or only its own last line cut."""
+    """A file of requests, and one of answers.
+
+    Each is refused unchanged, or loses only its own last line.
+    """
     list(items(io.BytesIO(data)))
     path = folder() / "answers"
     for retry in (False, True):
@@ -179,7 +182,7 @@ def batch(data: bytes) -> None:
 
 
 def page(data: bytes) -> None:
-    """An answer on the page: no error, no loss of words, no long time."""
+    """An answer on the page: no error, no lost words, no long time."""
     text = data.decode("utf-8", "replace")
     tree, seconds = _page().read(text)
     assert seconds < SLOW_PAGE, f"{seconds} s"
@@ -193,7 +196,7 @@ def _page() -> PageMarkdown:
 
 
 def shipped(data: bytes) -> None:
-    """Kernels that come with a release, tampered with: the right bytes or an error."""
+    """Kernels of a release, tampered with: the right bytes or an error."""
     code, whole = _code()
     path = folder() / "kernels"
     at = int.from_bytes(data[:3], "little") % len(whole)
@@ -217,7 +220,7 @@ def _code() -> tuple[dict[str, bytes], bytes]:
 
 
 def jinja(data: bytes) -> None:
-    """A template of features that few templates use, put together as the data says."""
+    """A template of rarely used features, combined by the data."""
     source = random.Random(data)
     parts = []
     for _ in range(source.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""The tiny model that fuzz targets share, its engine, and the folder of their files."""
+"""The tiny model of fuzz targets, its engine, and the folder of their files."""
 
 import functools
 import tempfile

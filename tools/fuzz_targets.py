@@ -1,4 +1,4 @@
-"""What is fuzzed: a function of bytes for each reader of what others write, and seeds for it.
+"""The fuzz targets: a function of bytes for each reader of foreign data, and its seeds.
 
 A target returns or raises one of the errors that its reader documents; anything else, a wrong
 result (AssertionError) or the end of the process, is a finding. They need no fuzzer: see fuzz.py
@@ -47,7 +47,7 @@ from tamis.text.tool_calls import OutputParser, message_of
 from tamis.tools import fuzz_files
 from tamis.tools.fuzz_model import METHODS, SHAPE, engine, folder, model, two_tokens
 
-MODEL = b"MODEL"  # in a seed of a session: what the session's model is called
+MODEL = b"MODEL"  # in a seed of a session: stands for the session's model
 MAX_TENSOR = 1 << 20  # elements of a tensor that are dequantized
 FOLLOWED = 12  # tokens of a text that follows a grammar
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -56,10 +56,10 @@ MESSAGES = [{"role": "user", "content": "Hi <|im_end|>"}, {"role": "assistant", 
 
 
 class OnlyCompiled(KernelLibrary):
-    """Kernels that are there: a file that asks for others is refused, at once."""
+    """Refuses, at once, files that ask for kernels which are not compiled."""
 
     def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
-        """Raise CompileError where one is missing."""
+        """Raise CompileError if one is missing."""
         if missing := self.missing(specs := list(specs)):
             raise CompileError(f"{missing[0].symbol} is not compiled")
         super().load(specs, progress)
@@ -130,7 +130,7 @@ def gguf(data: bytes) -> None:
 
 
 def text(data: bytes) -> None:
-    """A text: tokenized, and back."""
+    """A text: encoded and decoded again."""
     tokenizer = engine().tokenizer
     source = data.decode("utf-8", "surrogateescape")
     with contextlib.suppress(TokenizerError, UnicodeEncodeError):
@@ -170,7 +170,7 @@ def schema(data: bytes) -> None:
 
 
 def _follow(grammar: str, data: bytes) -> None:
-    """Some tokens that a grammar allows, chosen by the data; it must not refuse what it allowed."""
+    """Follow a grammar for some tokens chosen by the data; it must accept what it allowed."""
     followed, choices = Grammar(grammar, grammars()), random.Random(data)
     for _ in range(FOLLOWED):
         mask = np.unpackbits(np.frombuffer(followed.mask(), np.uint8), bitorder="little")
@@ -242,7 +242,7 @@ def cache(data: bytes) -> None:
     with contextlib.suppress(KeyError):
         assert isinstance(states[[1, 2, 3]], LlamaState)
     answers, key, text = Cache(own), key_of("a"), data.decode(errors="replace")
-    right = f"{summary_cache._digest(key, text)}\n{text}"  # the digest of what it holds
+    right = f"{summary_cache._digest(key, text)}\n{text}"  # the digest of the data that follows
     for content in (data, right.encode()):
         with write_whole(own / f"{key}.json", durable=False) as file:
             file.write(content)
@@ -250,7 +250,7 @@ def cache(data: bytes) -> None:
 
 
 def kv(data: bytes) -> None:
-    """A KV file, overwritten: read as it was written, or an error."""
+    """A KV file, overwritten: the data equals what was written, or an error is raised."""
     units, rows = _units()
     file = units._file
     file.write(0, [rows.reshape(-1).data])
@@ -342,7 +342,7 @@ def _answers() -> list[bytes]:
 
 
 def _seeds() -> dict[str, list[bytes]]:
-    """Some right inputs of each target."""
+    """Some valid inputs of each target."""
     rows = b"\1\2" * (2 * 2 * SHAPE.n_head_kv * SHAPE.head_dim * SHAPE.n_layer)
     header = {"model": MODEL.decode(), "tokens": [3, 4], "kv": ["f16", "f16"]}
     body = {"model": "x", "messages": MESSAGES, "max_tokens": 3, "temperature": 0.5, "stop": ["a"]}
@@ -397,7 +397,7 @@ def _npz() -> bytes:
 
 
 def _pdf() -> bytes:
-    """A page with a text, as small as pypdf reads it; its table of objects is missing."""
+    """A page with a text, the smallest that pypdf reads; its table of objects is missing."""
     stream = b"BT /F1 12 Tf 9 9 Td (Hello) Tj ET"
     return (
         b"%%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
@@ -424,5 +424,5 @@ TARGETS |= fuzz_files.TARGETS
 
 @functools.cache
 def seeds(name: str) -> list[bytes]:
-    """Right inputs of a target, the same ones every time."""
+    """Valid inputs of a target, the same ones every time."""
     return fuzz_files.SEEDS[name]() if name in fuzz_files.SEEDS else _seeds()[name]

@@ -1,8 +1,8 @@
-"""The kernels that a release ships: of which constants each op is compiled ahead of time.
+"""The kernels that a release ships: the constants for which each op is compiled ahead of time.
 
-Nothing here lists kernels. Ops that depend on a weight's type are crossed with the types that there
-are; the rest is what sessions record over random models of published shapes, in all KV types, with
-every method that is registered. What another shape needs is compiled where it is first asked for.
+Nothing here lists kernels. Ops that depend on a weight's type are combined with all types; the rest
+is recorded by sessions over random models of published shapes, in all KV types, with every
+registered method. Kernels of other shapes are compiled when they are first needed.
 
 `python -m tamis.tools.kernel_set` counts them by op.
 """
@@ -33,7 +33,7 @@ from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import MethodError, methods, needs_inner
 from tamis.tools.random_model import Shape, write_random_model
 
-# Elements of a head, and query heads of a KV head, of published models of known architectures.
+# Head widths, and query heads of a KV head, of published models of supported architectures.
 HEADS = (
     *((64, group) for group in (1, 2, 3, 4, 7, 8)),
     (80, 1),
@@ -43,7 +43,7 @@ HEADS = (
     *((256, group) for group in (1, 2, 4, 6, 8)),
 )
 STORED = [type.name for type in decodable()]  # types of weights
-# The constants of ops that no session over a llama-like model records, by the op's own names:
+# The constants of ops that no session over a llama-like model records, by the ops' names:
 # activations, forms and rules of other layers, and the shapes of published recurrent states.
 STATES = ((128, 128), (128, 64), (256, 64), (256, 32), (64, 64))
 OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
@@ -64,7 +64,7 @@ OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
     ops.WKV: [(64,)],
     ops.LINEAR_SCAN: [(rule, "head", *state) for rule in ("add", "delta") for state in STATES],
 }
-# What methods take for their parameters that are words; one that does not take a word says so.
+# The words that methods take as parameters; a method that does not take one raises an error.
 WORDS = ("group", "head", "union", "reuse", "mean", "centre", "apart", "skip")
 N_CTX, N_PROMPT, N_STEP = 4096, 40, 10
 
@@ -80,7 +80,7 @@ class Noted:
 
 
 class Recorder(Backend):
-    """A backend that runs nothing and notes which kernels it is asked for."""
+    """A backend that runs nothing and notes the kernels that it is asked for."""
 
     name, on_host, strips = CpuBackend.name, True, False
     kv_types = CpuBackend.kv_types
@@ -101,26 +101,26 @@ class Recorder(Backend):
         return Noted(program)
 
     def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def send(self, *arrays: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def fetch(self, *arrays: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def free_bytes(self, n_weight: int = 0, /) -> int:
-        """More than any model takes."""
+        """A number of bytes above any model's."""
         return 1 << 40
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def recorded(path: Path, sessions: Iterable[dict[str, Any]]) -> set[KernelSpec]:
-    """What sessions of a model with these options ask for, for a prompt and decode steps.
+    """The kernels of sessions of a model with these options, for a prompt and decode steps.
 
-    One whose method does not go with another option asks for nothing.
+    A session whose method excludes another option needs none.
     """
     file = GGUFFile(path)
     model, backend = load_model(file), Recorder(n_thread=2, n_part=16)
@@ -137,7 +137,7 @@ def recorded(path: Path, sessions: Iterable[dict[str, Any]]) -> set[KernelSpec]:
 def recorded_by(
     engine: Engine, sessions: Iterable[dict[str, Any]], n_prompt: int, n_step: int
 ) -> set[KernelSpec]:
-    """What sessions of an engine ask its backend for, for a prompt and decode steps."""
+    """The kernels of an engine's sessions, for a prompt and decode steps."""
     recorder = Recorder(engine.backend.n_thread, engine.backend.n_part)
     filled = Filling(recorder, Copies([], Program()), lambda: None)
     places = on_one_device(recorder, engine.hp.n_layer)
@@ -155,7 +155,7 @@ def kernel_set(
 ) -> list[KernelSpec]:
     """All kernels of a release, each once, ordered by name.
 
-    For a trial: heads, fewer of HEADS; types, of weights: fewer than all there are.
+    For a trial: heads, a part of HEADS; types, a part of the types of weights.
     """
     found = {RUN, WORKER, *_plain(), *_of_types({*types} or STORED)}
     found |= {KernelSpec(op, tuple(constants)) for op, all in OTHERS.items() for constants in all}
@@ -174,7 +174,7 @@ def _plain() -> Iterator[KernelSpec]:
 
 
 def _of_types(types: Collection[str]) -> Iterator[KernelSpec]:
-    """Kernels of ops whose only constant is the type of weights, as stored or as interleaved."""
+    """Kernels of ops whose only constant is the type of weights, stored or interleaved."""
     interleaved = {name: type for name, type in ops.STRIP_TYPES.items() if type in types}
     for op in _ops():
         if op.constants == ("type",):
@@ -201,13 +201,13 @@ def _of_heads(head_dim: int, group: int) -> set[KernelSpec]:
         }
     for neox, order in itertools.product((0, 1), ("norm", "rope")):
         found.add(KernelSpec(ops.ROPE_HEADS, (head_dim, neox, order)))
-    found.add(KernelSpec(ops.MASS_BRACKET, (head_dim,)))  # of audits of methods with int8 keys
+    found.add(KernelSpec(ops.MASS_BRACKET, (head_dim,)))  # for audits of methods with int8 keys
     attend = [spec.constants for spec in found if spec.op is ops.ATTEND]
     return found | {KernelSpec(ops.ATTEND_SCORE_MOD, c) for c in attend if c[3:] == ("f16", "f16")}
 
 
 def _sessions() -> Iterator[dict[str, Any]]:
-    """Options of sessions: all pairs of KV types dense, and each method with keys of each type."""
+    """Yield options of sessions: all pairs of KV types when dense, each method with each type."""
     for type_k, type_v in itertools.product(KV_TYPES, KV_TYPES):
         yield {"type_k": type_k, "type_v": type_v, "n_ctx": N_CTX, "audit": 4}
     roles = {DECODE: "attn", PREFILL: "prefill"}

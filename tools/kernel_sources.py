@@ -1,7 +1,7 @@
-"""What a kernel is made of: its file, the modules that it imports, and theirs, as one digest.
+"""The digest of a kernel's sources: its file and all modules that it imports, directly or not.
 
-Object code that is kept under it outlives edits of other kernels. Imports are read, not run. The
-contract's ops are one name for many files: of these count those that declare what is used.
+Object code stored under it survives edits of other kernels. Imports are parsed, not run. The
+contract's ops are one name for many files: only the files that declare used names count.
 """
 
 import ast
@@ -16,7 +16,7 @@ from tamis.jit_kernels.contract.op import Op, module_of
 
 CONTRACT = "tamis.jit_kernels.contract"
 OPS = f"{CONTRACT}.ops"
-COMPILE = "tamis.jit_kernels.compile"  # runs the compiler and keeps what it makes; no part of that
+COMPILE = "tamis.jit_kernels.compile"  # runs the compiler and stores its output; not a source
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def _made_of(module: str, kind: str) -> frozenset[str]:
 
 @functools.cache
 def _closure(module: str) -> frozenset[str]:
-    """A module of this package and all that it imports of it."""
+    """A module of this package and all of the package that it imports, directly or not."""
     found, waiting = set[str](), [module]
     while waiting:
         if (name := waiting.pop()) not in found:
@@ -49,7 +49,7 @@ def _closure(module: str) -> frozenset[str]:
 
 @functools.cache
 def _imported(module: str) -> list[str]:
-    """The modules of this package that one imports, in functions too."""
+    """The modules of this package that one imports, including imports in functions."""
     tree, found = ast.parse(_file(module).read_text()), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def _imported(module: str) -> list[str]:
 
 
 def _named(module: str, alias: ast.alias, tree: ast.Module) -> Iterator[str]:
-    """The modules that `from module import alias` asks for, in a file of this tree."""
+    """The modules that `from module import alias` loads, in a file of this tree."""
     inner = f"{module}.{alias.name}"
     if inner == OPS:
         bound = alias.asname or alias.name
@@ -78,7 +78,7 @@ def _named(module: str, alias: ast.alias, tree: ast.Module) -> Iterator[str]:
 
 @functools.cache
 def _declaring(name: str) -> tuple[str, ...]:
-    """The files of the contract that give a name its value; all where none does."""
+    """The files of the contract that define a name; all of them if none does."""
     root = _file(OPS).parents[1]  # contract
     names = {
         path: ".".join([CONTRACT, *path.relative_to(root).with_suffix("").parts])
@@ -98,7 +98,7 @@ def _top_level(path: Path) -> set[str]:
             found |= {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
-        elif isinstance(node, ast.ImportFrom):  # what it has of another file it gives on
+        elif isinstance(node, ast.ImportFrom):  # names that a file re-exports
             found |= {alias.asname or alias.name for alias in node.names}
     return found
 

@@ -1,14 +1,14 @@
-"""Load for `tamis serve`: many clients for some minutes, each answer compared with the one alone.
+"""Load for `tamis serve`: many clients for some minutes, each answer compared with an unloaded one.
 
-python -m tamis.tools.load_serve -m MODEL --clients 16 --minutes 3 -- [flags of tamis serve]
-starts a server, asks each question alone, then all clients ask at once, greedily, some of them in
-streams and some breaking off; beside them are clients with grammars, tools and embeddings, and
-hostile and slow ones (--strangers, see load_strangers). It ends with counts of wrong, mixed and
+python -m tamis.tools.load_serve -m MODEL --clients 16 --minutes 3 -- [flags of tamis serve] starts
+a server and asks each question alone; then all clients ask at once, greedily, some of them in
+streams and some disconnecting early. Beside them are clients with grammars, tools and embeddings,
+and hostile and slow ones (--strangers, see load_strangers). It ends with counts of wrong, mixed and
 lost answers, latencies, the server's memory, descriptors and threads over time, and tokens per
-second of one stream and of four; exit code 1 where an answer was wrong, mixed (another question's)
-or lost, or where memory grew. Products of one row and
-of several round differently: an answer may leave the one alone at a token where that one's
-likeliest two were within CLOSE of each other; these are counted apart.
+second of one stream and of four. The exit code is 1 if an answer was wrong, mixed (another
+question's) or lost, or if memory grew. Products of one row and of several round differently: an
+answer may differ from the one alone from a token on where that one's likeliest two were within
+CLOSE of each other; such answers are counted separately.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from typing import Any
 
 from tamis.tools.load_strangers import Strangers
 
-CLOSE = 0.02  # nats between two tokens that rounding may decide
-MOST_GROWTH = 0.05  # of memory, from the first minute's end to the end
+CLOSE = 0.02  # nats between two tokens whose order rounding may decide
+MOST_GROWTH = 0.05  # of memory, from the end of the first minute to the end
 TIMEOUT = 300
 PROMPT, LATE = 1.0, 2.0  # seconds to a first token
 TOPICS = (
@@ -51,28 +51,29 @@ TOPICS = (
 
 @dataclass
 class Found:
-    """What the clients have seen."""
+    """The counts and times that the clients have measured."""
 
     seconds: list[float] = field(default_factory=list)
     right: int = 0
-    rounded: int = 0  # leaves the right one where that was a close call
+    rounded: int = 0  # differs from the right one from a token that was a close call
     mixed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     busy: int = 0
     broken_off: int = 0
     tokens: int = 0
-    first: dict[str, list[float]] = field(default_factory=dict)  # seconds to it, by question
+    # seconds to the first token, by question
+    first: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Client:
     """One connection's worth of requests."""
 
     def __init__(self, port: int) -> None:
-        self._port, self.first = port, 0.0  # seconds to the last stream's first token
+        self._port, self.first = port, 0.0  # self.first: seconds to the last stream's first token
 
     def answer(self, question: str, n: int) -> tuple[int, str, int]:
-        """Status, text and tokens of an answer."""
+        """The status, text and number of tokens of an answer."""
         status, data = self._post(_body(question, n))
         if status != 200:
             return status, "", 0
@@ -81,7 +82,7 @@ class Client:
         return status, text, reply["usage"]["completion_tokens"]
 
     def stream(self, question: str, n: int, *, most: int = 1 << 30) -> tuple[int, str, int]:
-        """The same of a stream, which is left after `most` chunks."""
+        """The same for a stream, which is closed after `most` chunks."""
         body = _body(question, n) | {"stream": True, "stream_options": {"include_usage": True}}
         text, tokens, begin, self.first = "", 0, time.monotonic(), 0.0
         with _connection(self._port) as connection:
@@ -135,7 +136,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 class Alone:
-    """An answer that no other request was beside."""
+    """An answer to a question that was asked alone."""
 
     def __init__(self, port: int, question: str, n: int) -> None:
         with _connection(port) as connection:
@@ -145,7 +146,7 @@ class Alone:
         self._tokens = choice["logprobs"]["content"]
 
     def close_call(self, other: str) -> bool:
-        """Whether another text leaves this one at a token that was a close call."""
+        """Whether another text first differs from this one at a token that was a close call."""
         at = 0
         for token in self._tokens:
             if not other.startswith(token["token"], at):
@@ -176,7 +177,7 @@ def memory(pid: int) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """A server's process, that of its model, and the helper."""
+    """The processes of a server: its own, that of its model, and the helper."""
     found = [pid]
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -190,7 +191,7 @@ def family(pid: int) -> list[int]:
 
 
 def state(pid: int) -> tuple[int, int, int]:
-    """Bytes of their own, descriptors and threads of a server's processes together."""
+    """The private bytes, descriptors and threads of a server's processes together."""
     sums = [0, 0, 0]
     for one in family(pid):
         folder = Path(f"/proc/{one}")
@@ -215,7 +216,9 @@ def judge(found: Found, given: str, question: str, right: dict[str, Alone]) -> N
 def load(
     port: int, n_client: int, seconds: float, n: int, right: dict[str, Alone], pause: float = 0
 ) -> Found:
-    """Ask with n_client threads until the time is over; the answers that are awaited then count.
+    """Ask with n_client threads until the time is over.
+
+    Pending answers are then awaited and counted.
 
     pause: seconds of a client between its questions.
     """
@@ -292,7 +295,7 @@ def start(model: str, flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]
 
 
 def main() -> int:
-    """Run the test; its numbers, then one line of JSON."""
+    """Run the test; prints its numbers, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--clients", type=int, default=16)
@@ -317,7 +320,7 @@ def main() -> int:
 
 
 def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Rates, then the load."""
+    """Measure the rates, then the load."""
     n = arguments.max_tokens
     rates = {k: statistics.median(rate(port, k, 192) for _ in range(3)) for k in (1, 4)}
     print(f"one stream {rates[1]:.1f} tok/s, four {rates[4]:.1f} ({rates[4] / rates[1]:.2f} x)")
@@ -378,9 +381,10 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
 
 
 def waits(quiet: dict[str, list[float]], beside: dict[str, list[float]]) -> dict[str, Any]:
-    """Seconds to a stream's first token, without strangers and beside them: p50, p99, most.
+    """Seconds to a stream's first token, without strangers and with them: p50, p99, maximum.
 
-    late: waits beside strangers of over LATE seconds, for what always came within PROMPT without.
+    late: waits with strangers of over LATE seconds, for questions that always began within PROMPT
+    without.
     """
     found: dict[str, Any] = {}
     for name, first in (("quiet", quiet), ("beside", beside)):

@@ -1,6 +1,6 @@
-"""Clients beside the usual ones of load_serve: grammars, tools, embeddings, hostile and slow ones.
+"""Unusual clients beside those of load_serve: grammars, tools, embeddings, hostile and slow ones.
 
-Each has an answer that it must get: the one it got alone, or a refusal in time.
+Each must get a certain answer: the one it got alone, or a refusal in time.
 """
 
 import base64
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 MOST = (4 << 20) - 4096  # bytes of a body
-SLOW = 60  # seconds that a refusal may take
+SLOW = 60  # the time that a refusal may take
 CITIES = ["Paris", "Rome", "Oslo"]
 WEATHER = {
     "type": "function",
@@ -30,11 +30,11 @@ WEATHER = {
     },
 }
 WORDS = ["red ship", "blue house", "the capital of France", "rain and wind"]
-CLOSE = 1e-3  # between an embedding and the one alone, of length 1
+CLOSE = 1e-3  # distance of an embedding from the one alone; both have length 1
 
 
 class Strangers:
-    """What these clients have asked, and what was wrong. `run` is a thread's.
+    """Counts what these clients asked, and what was wrong. `run` is the function of a thread.
 
     pause: seconds of a client between its requests.
     """
@@ -133,7 +133,7 @@ class Strangers:
         return None if status == 400 and seconds < SLOW else f"{status} in {seconds:.1f} s: {reply}"
 
     def _deep(self, turn: int) -> str | None:
-        """A schema of 6,000 references, the last to a string: answered as a string is."""
+        """Ask with a schema of 6,000 references, the last to a string: the answer is a string."""
         defs: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(6000)}
         schema = {"$ref": "#/$defs/d0", "$defs": defs | {"d6000": {"type": "string"}}}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -144,7 +144,7 @@ class Strangers:
         return None if text.startswith('"') or not text else repr(text)
 
     def _costly(self, turn: int) -> str | None:
-        """Patterns whose automata take minutes to compile: refused by a limit, beside others."""
+        """Ask with patterns whose automata take minutes to compile: a limit refuses them."""
         schema = {"oneOf": [{"type": "string", "pattern": f"^{'.' * i}x.*$"} for i in range(150)]}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
@@ -157,7 +157,7 @@ class Strangers:
         return self._refused("/v1/completions", b'{"prompt": ' + b"[" * (100 << turn % 9))
 
     def _at_limits(self, turn: int) -> str | None:
-        """Bodies as long as they may be, which take as long to read as they can."""
+        """Send bodies of the largest size that are as slow to read as possible."""
         html = base64.b64encode(b"<!--" * 500_000).decode()
         bodies = [
             ("/v1/chat/completions", b"[" * MOST),
@@ -174,7 +174,7 @@ class Strangers:
         return None if right else f"{path}: status {status}: {str(reply)[:200]}"
 
     def _spaces(self, turn: int) -> str | None:
-        """A call that never ends: a client dictates what a reader of calls is to read."""
+        """Send a call without an end: the client determines what the parser of calls reads."""
         grammar = 'root ::= "<function=" " "{200} "x"'
         status, reply = self._chat(turn, tools=[WEATHER], grammar=grammar, max_tokens=100)
         if status != 200:
@@ -182,7 +182,10 @@ class Strangers:
         return None
 
     def _half_open(self, turn: int) -> str | None:
-        """Connections that say half a thing; they are closed here, or there when they are old."""
+        """Open connections with incomplete requests.
+
+        They are closed here, or by the server when old.
+        """
         held = [socket.create_connection(("127.0.0.1", self._port), 30) for _ in range(40)]
         for connection in held:
             connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: local")
@@ -192,7 +195,7 @@ class Strangers:
         return None
 
     def _left(self, turn: int) -> str | None:
-        """A stream with a grammar, left after its first bytes; a long text, left at once."""
+        """Close a stream with a grammar after its first bytes, and a long text at once."""
         body = {"prompt": "a", "max_tokens": 200, "stream": True, "grammar": "root ::= [a-z ]*"}
         for path, data in (
             ("/v1/completions", json.dumps(body).encode()),

@@ -1,12 +1,12 @@
 """Plant small faults in the sources, one at a time, and print those that no test notices.
 
 `python -m tamis.tools.mutate runner/kv bindings/serve/http/guard.py` chooses --count faults of each
-folder or file named (a comparison, a condition, a number off by one, a statement or `raise` less),
-runs for each the tests that reach its line, the quickest first, and stops at the first that fails.
-The current folder is the checkout; all happens in a copy of it below --state, and the checkout is
-never touched. A run started again goes on where it was: what tests reach is recorded once for each
-file of tests, and a fault that is killed stays so until --fresh. --again plants the survivors once
-more, for new tests.
+folder or file named (a comparison, a condition, a number off by one, a removed statement or
+`raise`), runs for each the tests that reach its line, the quickest first, and stops at the first
+that fails. The current folder is the checkout; everything happens in a copy of it below --state,
+and the checkout is never touched. A run started again resumes: the lines that tests reach are
+recorded once for each file of tests, and a killed fault stays so until --fresh. --again plants the
+survivors once more, for new tests.
 """
 
 import argparse
@@ -29,7 +29,8 @@ SOURCES = (
     "runner/kv", "runner/engine", "runner/select", "runner/sampling", "runner/text",
     "bindings/serve", "formats",
 )  # fmt: skip
-NO_TESTS_OF = ("tests/tree", "tests/cuda", "tests/fuzz")  # of what a source does
+# tests of the sources' text rather than of their behaviour
+NO_TESTS_OF = ("tests/tree", "tests/cuda", "tests/fuzz")
 NOT_RUN = "no test runs it"
 PACKAGES = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
 
@@ -56,7 +57,7 @@ if out := os.environ.get("MUTATE_LINES"):
 
 
 def copied(root: Path, tree: Path) -> None:
-    """Make the copy what the checkout is, and a view of the package in it."""
+    """Update the copy from the checkout, with a view of the package in it."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=root, capture_output=True, check=True)
     files = listed.stdout.decode().split("\0")
@@ -113,7 +114,7 @@ class Run:
         (self.state / "job.json").write_text(json.dumps(job | entries))
         env = os.environ | {
             "PYTHONPATH": str(Path(self.view).parent),
-            "TAMIS_MODELS": str(self.state / "models"),  # a fault may delete what it finds
+            "TAMIS_MODELS": str(self.state / "models"),  # a fault may delete models
         }
         command = [sys.executable, "-P", "-m", "tamis.tools.mutate_plugin"]
         command.append(str(self.state / "job.json"))
@@ -121,13 +122,16 @@ class Run:
             subprocess.run(command, cwd=self.tree, env=env, stdout=log, check=True)
 
     def record(self) -> dict[str, Any]:
-        """What each file of tests reaches, by the file's name; recorded where it is not yet."""
+        """The lines that each file of tests reaches, by the file's name.
+
+        Missing ones are recorded.
+        """
         folder = self.state / "records"
         if missing := [f for f, name in self._names.items() if not (folder / name).exists()]:
             self._job("record", files=missing, names=self._names, file_seconds=900)
         found = {}
         for file, name in self._names.items():
-            if (folder / name).exists():  # else it took too long, or broke
+            if (folder / name).exists():  # otherwise it took too long, or failed
                 with gzip.open(folder / name, "rt") as packed:
                     found[file] = json.load(packed)
         return found
@@ -139,7 +143,7 @@ class Run:
         return {found["key"]: found for found in map(json.loads, lines)}
 
     def plant(self, faults: Sequence[tuple[Fault, list[str], float]]) -> None:
-        """Plant faults, each beside its tests and their seconds; the results are appended."""
+        """Plant faults, each with its tests and their seconds; the results are appended."""
         entries = [
             {
                 "key": fault.key,
@@ -147,7 +151,8 @@ class Run:
                 "source": fault.planted((self.tree / fault.file).read_text()),
                 "fresh": not fault.where,
                 "tests": tests,
-                "seconds": 6 + 2 * seconds,  # they were measured while lines were recorded: slower
+                # the seconds were measured while lines were recorded, which is slower
+                "seconds": 6 + 2 * seconds,
                 "said": str(fault),
             }
             for fault, tests, seconds in faults
@@ -158,7 +163,10 @@ class Run:
 
 
 def chosen(tree: Path, names: Sequence[str], count: int, seed: int) -> dict[str, list[Fault]]:
-    """`count` faults of each folder or file named, by the seed; the same while lines only move."""
+    """Choose `count` faults of each folder or file named, by the seed.
+
+    Moved lines do not change it.
+    """
     found: dict[str, list[Fault]] = {}
     for name in names:
         path, all_of = tree / name, list[Fault]()
@@ -177,7 +185,7 @@ def chosen(tree: Path, names: Sequence[str], count: int, seed: int) -> dict[str,
 
 
 class Matching:
-    """Which tests reach a fault."""
+    """The tests that reach a fault."""
 
     def __init__(self, tree: Path, records: dict[str, Any], seconds: float) -> None:
         self._records, self._seconds = records, seconds
@@ -189,7 +197,10 @@ class Matching:
         self._digests = {name: digest(text.encode()) for name, text in self._texts.items()}
 
     def tests(self, fault: Fault) -> tuple[list[str], float]:
-        """The quickest tests of those that reach it, up to the seconds given; and their seconds."""
+        """The quickest tests of those that reach a fault, up to the seconds given.
+
+        And their seconds.
+        """
         places = self._places(fault)
         near, far = list[tuple[float, str, str]](), list[tuple[float, str, str]]()
         for file, record in self._records.items():
@@ -213,7 +224,7 @@ class Matching:
         return [name for _, name in picked], total
 
     def _places(self, fault: Fault) -> dict[str, set[int]]:
-        """The lines that show a fault: its own, or those that use what a module's line binds."""
+        """The lines that execute a fault: its own, or those that use the names its line binds."""
         if fault.where:
             return {fault.file: set(range(fault.line, fault.line + fault.old.count("\n") + 1))}
         found: dict[str, set[int]] = defaultdict(set)
@@ -227,7 +238,7 @@ class Matching:
         for source, wanted in places.items():
             if source in lines:
                 if record["sources"].get(source) != self._digests[source]:
-                    return True  # it has changed since: any line may be this one
+                    return True  # the file has changed since: any line may be this one
                 if not wanted.isdisjoint(lines[source]):
                     return True
         return False
@@ -254,7 +265,7 @@ def report(found: dict[str, list[Fault]], results: dict[str, Any]) -> str:
 
 
 def plan(run: Run, faults: Iterable[Fault], seconds: float) -> list[tuple[Fault, list[str], float]]:
-    """Each fault with its tests; those without any are results at once."""
+    """The faults with their tests; those without tests are results at once."""
     matching, found = Matching(run.tree, run.record(), seconds), []
     with (run.state / "results.jsonl").open("a") as file:
         for fault in faults:

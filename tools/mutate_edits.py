@@ -1,4 +1,4 @@
-"""Small faults for a source: which can be planted, and the text that each of them makes of it."""
+"""Small faults of a source: the possible ones, and the text that each makes of it."""
 
 import ast
 import builtins
@@ -31,17 +31,17 @@ class Fault:
     file: str  # below the root of the tree
     line: int
     kind: str
-    where: str  # the function, without its class; "" for what runs as the module is imported
+    where: str  # the function, without its class; "" for code that runs at import
     start: int
     end: int
     text: str
     old: str
     number: int  # among faults of this kind and old text in this function
-    names: tuple[str, ...] = ()  # bound by the statement, outside functions
+    names: tuple[str, ...] = ()  # names bound by the statement, outside functions
 
     @property
     def key(self) -> str:
-        """What stays the same when lines elsewhere change."""
+        """A key that stays the same when lines elsewhere change."""
         parts = (self.file, self.where, self.kind, self.old, self.text, str(self.number))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -160,7 +160,7 @@ def _renamed(node: ast.expr, name: str) -> ast.expr:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether texts are joined or formatted: `-` of them is an error that any test finds."""
+    """Whether an operation joins or formats texts: `-` of them is an error that any test finds."""
     ends = (node.left, node.right)
     return any(
         isinstance(end, ast.JoinedStr)
@@ -170,7 +170,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether types are joined, as in `str | None`."""
+    """Whether an operation joins types, as in `str | None`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return _is_type(node.left) or _is_type(node.right)
     if isinstance(node, ast.Constant):
@@ -180,7 +180,7 @@ def _is_type(node: ast.expr) -> bool:
 
 
 def _is_said(node: ast.AST, child: ast.AST) -> bool:
-    """Whether a child says something to people or type checkers: nothing a test could hold."""
+    """Whether a child is only a message or an annotation, which no test checks."""
     if isinstance(child, ast.JoinedStr):  # their positions are wrong before Python 3.12
         return True
     if isinstance(node, ast.AnnAssign):
@@ -193,7 +193,7 @@ def _is_said(node: ast.AST, child: ast.AST) -> bool:
 
 
 def _evaluated_in(node: ast.AST) -> list[ast.AST]:
-    """What runs when a function is called, rather than where it is defined."""
+    """The children that run when a function is called, rather than where it is defined."""
     body = getattr(node, "body", [])
     return body if isinstance(body, list) else [body]
 

@@ -1,6 +1,6 @@
-"""A pytest plugin for tamis.tools.mutate: one collection, then a forked process for each fault.
+"""A pytest plugin of tamis.tools.mutate: one collection, then a forked process for each fault.
 
-It records which lines each test runs, or plants faults: the functions of the fault's source get
+It records the lines that each test runs, or plants faults: the functions of the fault's source get
 the code of the source with the fault, and the tests that ran its line are run until one fails.
 Nothing is imported or collected twice. `python -m tamis.tools.mutate_plugin JOB` runs in a copy of
 the tree.
@@ -28,7 +28,8 @@ from typing import Any
 import pytest
 
 MEMORY = 8 << 30  # bytes that a process with a fault may allocate
-WAIT = 3  # times the seconds of a limit pass by the clock, on a machine that others use
+# the limit by the clock is this many times that in processor seconds, as others use the machine
+WAIT = 3
 OPTIONS = ("-n", "0", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider")
 OTHERS = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
 
@@ -46,7 +47,7 @@ def source_of(filename: str, view: str) -> str:
 
 
 def digest(data: bytes) -> str:
-    """Names a version of a file."""
+    """The digest that names a version of a file."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -64,7 +65,7 @@ class Tracer:
         self._sources: dict[str, str] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        """Of a call: the tracer of its lines, or None where they are not the package's."""
+        """The tracer of a call's lines, or None if they are not the package's."""
         name = frame.f_code.co_filename
         if (source := self._sources.get(name)) is None:
             source = self._sources[name] = source_of(name, self._view)
@@ -81,7 +82,7 @@ class Tracer:
 
 
 class Record:
-    """Which lines each test of a file runs, and which their fixtures and servers do."""
+    """The lines that each test of a file runs, and those of its fixtures and servers."""
 
     def __init__(self, view: str) -> None:
         self._tracer = Tracer(view)
@@ -97,7 +98,7 @@ class Record:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        """Lines before a call are its file's: a later test may use the same fixture."""
+        """Assign lines before a call to the file: a later test may use the same fixture."""
         self._tracer.lines.clear()
         yield
         self._before = {source: set(lines) for source, lines in self._tracer.lines.items()}
@@ -105,7 +106,7 @@ class Record:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Lines of a call are the test's."""
+        """Assign lines of a call to the test."""
         self._tracer.lines.clear()
         start = time.monotonic()
         yield
@@ -115,7 +116,7 @@ class Record:
         self.tests[item.nodeid] = (time.monotonic() - start, lines)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test that fails without a fault says nothing of one."""
+        """Note a failure: a test that fails without a fault proves nothing."""
         self._setup += report.duration if report.when == "setup" else 0
         if not report.passed:
             self._failed.add(report.nodeid)
@@ -125,7 +126,7 @@ class Record:
             self.shared[source] |= found
 
     def write(self, path: Path, child_lines: Path) -> None:
-        """Write what was recorded, the lines of started programs with it."""
+        """Write the recorded lines, with those of started programs."""
         if child_lines.exists():
             for text in child_lines.read_text().splitlines():
                 source, _, number = text.rpartition(":")
@@ -143,13 +144,13 @@ class Record:
 
 
 class Stop:
-    """Ends the process at the first test that fails, and writes its name."""
+    """Ends the process at the first failing test, after writing its name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Of a failure: the end."""
+        """End the process at a failure."""
         if report.failed:
             self._path.write_text(report.nodeid)
             os._exit(1)
@@ -161,7 +162,8 @@ class Planting:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self._state = Path(job["state"])
-        self._stamp = 1 << 30  # of files with a fault: no two alike, or old code would be read
+        # of files with a fault: all differ, otherwise old bytecode would be used
+        self._stamp = 1 << 30
         self._needed: dict[tuple[str, ...], float] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -211,9 +213,9 @@ class Planting:
         )
 
     def _seconds(self, entry: dict[str, Any], items: dict[str, pytest.Item]) -> float:
-        """A limit for what took too long: by what its tests need now without a fault.
+        """A limit in seconds after a time-out, from what its tests need now without a fault.
 
-        They were timed when they were recorded; a machine that others use is slower since.
+        They were timed when lines were recorded; the machine may be slower since.
         """
         names = tuple(entry["tests"])
         if names not in self._needed:
@@ -224,7 +226,8 @@ class Planting:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             used = max(used, (time.monotonic() - start) / WAIT)
-            self._needed[names] = 10 + 2 * used if done else seconds  # a fresh import takes some
+            # a fresh import takes some time
+            self._needed[names] = 10 + 2 * used if done else seconds
         return self._needed[names]
 
     def _planted(self, entry: dict[str, Any], items: dict[str, pytest.Item], killer: Path) -> str:
@@ -287,7 +290,7 @@ def forked(work: Callable[[], None], seconds: float) -> int | None:
         else:
             time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # servers that its tests started, too
+        os.killpg(child, signal.SIGKILL)  # includes servers that its tests started
     if status is None:
         os.waitpid(child, 0)
         return None
@@ -296,7 +299,7 @@ def forked(work: Callable[[], None], seconds: float) -> int | None:
 
 
 def fresh(tests: list[str], seconds: float) -> str:
-    """What tests say of a fault that only a fresh import meets."""
+    """The result of the tests of a fault that only a fresh import executes."""
     if not tests:
         return SURVIVED
     command = [sys.executable, "-P", "-m", "pytest", *OPTIONS, "-x", *tests]
@@ -311,7 +314,10 @@ def fresh(tests: list[str], seconds: float) -> str:
 
 
 def patch(view: str, file: str, source: str) -> bool:
-    """Give the functions of a file the code of another text of it; whether all could take it."""
+    """Replace the code of a file's functions by that of another text.
+
+    Returns whether all could be.
+    """
     module = sys.modules.get(module_of(file))
     if module is None or module.__file__ is None:
         return False
@@ -319,7 +325,7 @@ def patch(view: str, file: str, source: str) -> bool:
         (code.co_qualname, code.co_firstlineno): code
         for code in codes(compile(source, module.__file__, "exec", dont_inherit=True))
     }
-    for found in gc.get_objects():  # compared by type: isinstance asks proxies of what is gone
+    for found in gc.get_objects():  # compared by type: isinstance would ask proxies of dead objects
         if type(found) is FunctionType and found.__code__.co_filename == module.__file__:
             code = wanted.get((found.__code__.co_qualname, found.__code__.co_firstlineno))
             if code is None or code.co_freevars != found.__code__.co_freevars:

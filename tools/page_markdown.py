@@ -1,6 +1,7 @@
-"""The Markdown of the server's page without a browser: its own script, run by node over a stand-in.
+"""The Markdown of the server's page without a browser: its own script, run by node.
 
-What it is for: tests and fuzzing. Each text becomes a tree of lists: a tag, then texts and trees.
+It is for tests and fuzzing; a stand-in takes the place of the DOM. Each text becomes a tree of
+lists: a tag, then texts and trees.
 """
 
 import json
@@ -9,7 +10,7 @@ import subprocess
 from importlib.resources import files
 from typing import Any
 
-SECONDS = 30  # that a text may take
+SECONDS = 30  # the time that a text may take
 _STAND_IN = """
 class Element {
   constructor(tag) { this.parts = [tag]; }
@@ -34,7 +35,7 @@ require("readline").createInterface({ input: process.stdin }).on("line", line =>
 
 
 def available() -> bool:
-    """Whether there is a node to run it."""
+    """Whether node is installed."""
     return shutil.which("node") is not None
 
 
@@ -63,7 +64,7 @@ class PageMarkdown:
     def read(self, text: str) -> tuple[list[Any], float]:
         """The tree of a text, and the seconds of processor time that it took.
 
-        Raises AssertionError where the script fails or its process ends.
+        Raises AssertionError if the script fails or its process ends.
         """
         process = self._process
         assert process.stdin is not None
@@ -83,7 +84,7 @@ class PageMarkdown:
 
 
 def shown(tree: list[Any]) -> str:
-    """All texts of a tree, but for those of buttons."""
+    """All texts of a tree except those of buttons."""
     if tree[0] == "button":
         return ""
     return "".join(part if isinstance(part, str) else shown(part) for part in tree[1:])

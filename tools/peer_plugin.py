@@ -1,7 +1,7 @@
-"""A plugin of pytest for the suites of `tamis.tools.peer_suites`: what is not of the peer's API.
+"""A pytest plugin for the suites of `tamis.tools.peer_suites`: adapts what is not part of the API.
 
-Names of headers are compared without their case, as HTTP has them; no model is fetched before the
-tests; a match of a model's words is that there are any.
+Names of headers are compared without case, as in HTTP; no model is fetched before the tests; a
+match of a model's words only requires some words.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""`tamis serve` with the flags of llama-server, and models in reach for those that its tests name.
+"""`tamis serve` with the flags of llama-server, and stand-ins for the models its tests name.
 
-    python -m tamis.tools.peer_server FLAGS OF LLAMA-SERVER
+python -m tamis.tools.peer_server FLAGS OF LLAMA-SERVER
 
-`tamis.tools.peer_suites` has llama.cpp's tests start it. What a flag becomes stands in
-`_AS_THEY_ARE`, `_RENAMED`, `_SETTINGS` and `_DROPPED`; one that is in none of them ends it.
+`tamis.tools.peer_suites` makes llama.cpp's tests start it. The translation of each flag is in
+`_AS_THEY_ARE`, `_RENAMED`, `_SETTINGS` or `_DROPPED`; an unknown flag ends it.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 from tamis.fetch import registry
 
-# By a part of the hub's name that a test asks for: the short name of a model that stands in.
+# By a part of the hub's name that a test asks for: the short name of the stand-in.
 STAND_INS = (
     ("infill", "qwen2.5-coder-0.5b"),
     ("bge-small", "minilm"),
@@ -29,13 +29,13 @@ _RENAMED = {
     "--no-ui": "--no-page", "--ubatch-size": "--ubatch", "--parallel": "--parallel",
     "--spec-draft-n-max": "--draft-max",
 }  # fmt: skip
-_SETTINGS = {  # defaults of fields of requests
+_SETTINGS = {  # default fields of requests
     "--temp": "temperature",
     "--seed": "seed",
     "--n-predict": "n_predict",
     "--reasoning-format": "reasoning_format",
 }
-_DROPPED = {  # and how many values they have; what they settle is tamis' own affair, or none
+_DROPPED = {  # with their number of values; they have no meaning for tamis, or it decides by itself
     "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0,
     "--jinja": 0, "--no-jinja": 0, "--verbose": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
     "--cache-ram": 1, "--no-cache-idle-slots": 0, "--no-mmproj": 0,
@@ -46,7 +46,7 @@ _WITHOUT_VALUE |= {"--no-ui", "--context-shift"}
 
 
 def stand_in(repo: str, file: str) -> str:
-    """The path of the model that stands in for a file of the hub; fetched where it is not there."""
+    """The path of the model that stands in for a file of the hub; it is fetched if missing."""
     asked = f"{repo}/{file}"
     name = next(name for part, name in STAND_INS if part in asked)
     found = {model.name: model.path for model in registry.installed()}
@@ -83,7 +83,7 @@ def translated(words: list[str]) -> list[str]:
 
 
 def _model_and_context(given: dict[str, str], found: list[str]) -> list[str]:
-    """The model, and the tokens of a slot: llama-server's context is that of all slots together."""
+    """The model, and the context of a slot: llama-server's flag counts all slots together."""
     n = int(given.get("--ctx-size", "4096"))
     slots = int(found[found.index("--parallel") + 1]) if "--parallel" in found else 1
     n_ctx = ["-c", str(n if "--kv-unified" in given else n // slots)]

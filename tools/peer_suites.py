@@ -4,13 +4,13 @@
     python -m tamis.tools.peer_suites llama-cpp-python
 
 The tests are those of the source distribution of llama-cpp-python, which pip fetches once into the
-user's cache. They run as they are but for three adjustments. `peer_server` takes llama-server's
-flags and has models in reach stand in for those that are not. `peer_plugin` lifts assertions on
-their words. `COUNTS` has, instead of the counts of tokens of the suite's model, those that
-/tokenize gives, or that there are any. Tests that the suite marks slow are not run, nor are those
-of `LEFT_OUT`, each for the reason that stands there.
+user's cache. They run unchanged except for three adjustments. `peer_server` takes llama-server's
+flags and lets available models stand in for missing ones. `peer_plugin` lifts assertions on the
+models' words. `COUNTS` replaces token counts of the suite's model by those that /tokenize returns,
+or by the condition that there are any. Tests marked slow are not run, nor are those of `LEFT_OUT`,
+which gives the reasons.
 
-Needs pip, pytest, requests, filelock and openai. The last line is JSON.
+It needs pip, pytest, requests, filelock and openai. The last line is JSON.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from typing import NamedTuple
 VERSION = "0.3.36"
 SERVER_TESTS = "vendor/llama.cpp/tools/server/tests"
 FILE_SECONDS = 1800
-# Why tests are not run: by file, or file::pattern of names.
+# Reasons for leaving out tests: by file, or file::pattern of names.
 LEFT_OUT = {
     "test_vision_api.py": "images",
     "test_slot_save.py::*mmproj*": "images",
@@ -61,7 +61,8 @@ LEFT_OUT = {
     "test_tokenize.py::test_tokenize_with_bos": "a model whose texts begin with BOS",
     "test_slot_save.py::*legacy_token_list*": "llama.cpp's file format of a slot",
 }
-# What stands in the tests, as a regular expression of a whole line's code, and instead of it.
+# Replacements of lines of the tests: a regular expression of the whole line's code, and the new
+# text.
 COUNTS = (
     (
         r'(\w+(?:\.body)?)\["timings"\]\["prompt_n"\] == n_prompt$',
@@ -77,7 +78,7 @@ COUNTS = (
 
 
 class Outcome(NamedTuple):
-    """Of a test: its file and name, passed, failed or left out, and why not passed."""
+    """The outcome of a test: file and name, passed, failed or left out, and the reason."""
 
     file: str
     name: str
@@ -101,7 +102,7 @@ def fetched() -> Path:
 
 
 def reason(file: str, name: str) -> str | None:
-    """Why a test is left out; None: it is run."""
+    """The reason why a test is left out; None: it is run."""
     for pattern, why in LEFT_OUT.items():
         of_file, _, of_name = pattern.partition("::")
         if file == of_file and fnmatch(name, of_name or "*"):
@@ -110,7 +111,7 @@ def reason(file: str, name: str) -> str | None:
 
 
 def adjusted(source: Path, target: Path) -> None:
-    """Copy a suite, with other counts of tokens."""
+    """Copy a suite and replace its token counts."""
     shutil.copytree(source, target)
     for path in target.glob("unit/*.py"):
         lines = path.read_text().split("\n")
@@ -156,7 +157,7 @@ def _pytest(
 
 
 def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:
-    """Run the tests of a file, but for those that are left out."""
+    """Run the tests of a file, except those that are left out."""
     left_out = {name: why for name in names if (why := reason(file, name)) is not None}
     found = [Outcome(file, name, "left out", why) for name, why in left_out.items()]
     wanted = [name for name in names if name not in left_out]
@@ -177,7 +178,7 @@ def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:
 def _read(report: Path) -> dict[str, tuple[str, str]]:
     """The state of each test by its name, and the first line of what went wrong."""
     found: dict[str, tuple[str, str]] = {}
-    if not report.exists():  # pytest could not begin
+    if not report.exists():  # pytest could not start
         return found
     for case in ET.parse(report).iter("testcase"):
         bad = [part for part in case if part.tag in ("failure", "error")]
@@ -194,7 +195,7 @@ def _read(report: Path) -> dict[str, tuple[str, str]]:
 
 
 def report_of(found: list[Outcome]) -> str:
-    """The table by file, what was left out for which reason, and what failed."""
+    """The table by file, the reasons of tests left out, and the failures."""
     rows = ["| file | tests | pass | fail | left out |", "|---|---|---|---|---|"]
     files = sorted({each.file for each in found})
     for name, some in [(f, [o for o in found if o.file == f]) for f in files] + [("all", found)]:
@@ -213,7 +214,7 @@ def report_of(found: list[Outcome]) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -223,7 +224,7 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     source = arguments.source or fetched()
     with tempfile.TemporaryDirectory() as there:
-        suite = Path(there) / "tools/server/tests"  # as deep as it lies beside its templates
+        suite = Path(there) / "tools/server/tests"  # as deep as it is beside its templates
         (Path(there) / "models").symlink_to(source / "vendor/llama.cpp/models")
         if arguments.suite == "llama-server":
             adjusted(source / SERVER_TESTS, suite)
@@ -242,7 +243,7 @@ def main() -> None:
 
 
 def _python_suite(source: Path, suite: Path) -> Path:
-    """The tests of llama-cpp-python beside the vocabularies that they read, on our llama_cpp."""
+    """The tests of llama-cpp-python, with the vocabularies that they read, on our llama_cpp."""
     shutil.copytree(source / "tests", suite)
     (suite / "vendor").symlink_to(source / "vendor")
     import tamis.bindings

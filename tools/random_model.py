@@ -1,4 +1,4 @@
-"""Random models of the shapes of well-known ones, for measuring speed: their text is noise.
+"""Random models with the shapes of well-known ones, for measuring speed: their text is noise.
 
 Run it as `python -m tamis.tools.random_model llama-3.1-8b Q4_K FILE.gguf [--layers 8]`.
 """
@@ -19,18 +19,18 @@ from tamis.text.bpe import byte_alphabet
 from tamis.tools.random_shapes import PUBLISHED, RandomModel
 
 Array = NDArray[Any]
-POOL = 1 << 22  # elements that the large matrices of a type and size of weights repeat
-# Mixes of types as llama.cpp's quantiser writes them: most matrices, and those that it gives more
-# bits: the head, and values and down projections of half of the layers.
+POOL = 1 << 22  # elements, repeated in the large matrices of a type and width of rows
+# Mixes of types, as llama.cpp's quantiser writes them: the type of most matrices, and of those with
+# more bits: the head, and values and down projections of half of the layers.
 MIXES: dict[str, tuple[str, ...]] = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
 MIXES["MXFP4_MOE"] = "MXFP4", "Q8_0", "experts"  # most matrices are experts', the others Q8_0
-# What a matrix gets whose rows are no multiple of a type's block.
+# The type of a matrix whose rows are not a multiple of another type's block.
 SHORTER = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 SHORTER |= {Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0}
 
 
 class Shape(NamedTuple):
-    """What a model's tensors follow from; the architecture is llama's."""
+    """The shape that determines a model's tensors; the architecture is llama's."""
 
     n_layer: int
     n_head: int
@@ -66,8 +66,8 @@ def random_tensor(
         return random_blocks(rng, shape, type_, std=std)
 
 
-# Where a block's float16 scale is (0 where it is not here), and its float16 offset with the ratio
-# that centres the values.
+# The offset of a block's float16 scale (0 if it has none here), and of its float16 offset with the
+# ratio that centres the values.
 _SCALE_AT = {
     GGMLType.Q2_K: 80,
     GGMLType.Q3_K: 108,
@@ -92,11 +92,11 @@ def random_blocks(
     n_blocks = math.prod(shape) // kind.block_size
     blocks = rng.integers(0, 256, (n_blocks, kind.type_size), dtype=np.uint8)
     if kind is GGMLType.MXFP4:
-        blocks[:, 0] = 127  # an exponent; a code is of size 4
+        blocks[:, 0] = 127  # an exponent; a code is about 4
         blocks[:, 0] += np.uint8(rng.integers(-1, 2) + round(math.log2(std / 4)) & 0xFF)
         return blocks.reshape(*shape[:-1], -1)
     if kind is GGMLType.NVFP4:
-        # 8 times a scale's exponent, and its mantissa; it is halved, and a code is of size 6.
+        # 8 times a scale's exponent, and its mantissa; it is halved, and a code is about 6.
         middle = 8 * (7 + math.log2(std / 3))
         scales = middle + rng.integers(-6, 7, (n_blocks, 4))
         blocks[:, :4] = np.clip(np.rint(scales), 1, 0x7E)
@@ -105,7 +105,7 @@ def random_blocks(
     values = dequantize(blocks.reshape(-1), kind, (n_blocks * kind.block_size,))
     scale = std / values.std() * rng.uniform(0.5, 1.5, n_blocks)
     if kind not in _MIN_AT:
-        scale *= rng.choice([-1.0, 1.0], n_blocks)  # quantisers write negative scales too
+        scale *= rng.choice([-1.0, 1.0], n_blocks)  # quantisers write negative scales, too
     _set_scale(blocks, kind, scale)
     return blocks.reshape(*shape[:-1], -1)
 
@@ -114,7 +114,7 @@ def _set_scale(blocks: Array, kind: GGMLType, scale: Array) -> None:
     def put(at: int, values: Array) -> None:
         blocks[:, at : at + 2] = values.astype("<f2")[:, None].view(np.uint8)
 
-    if kind is GGMLType.IQ1_M:  # its four nibbles end the last four words
+    if kind is GGMLType.IQ1_M:  # its four nibbles are at the ends of the last four words
         bits = scale.astype("<f2").view(np.uint16)[:, None] >> np.array([0, 4, 8, 12]) & 15
         blocks[:, 49:56:2] = blocks[:, 49:56:2] & 15 | bits << 4
         return
@@ -150,8 +150,8 @@ def tensors_of(shape: Shape) -> dict[str, tuple[int, ...]]:
 def type_of(name: str, type_: str, n_layer: int, dims: tuple[int, ...] = ()) -> Type:
     """The type of a matrix in a file of a type, or of one of MIXES; dims: of its rows.
 
-    Routers and convolutions are F32; rows that a type's blocks do not fit have the nearest that
-    does, as llama.cpp's quantiser has it.
+    Routers and convolutions are F32; rows that a type's blocks do not fit have the nearest fitting
+    one, as in llama.cpp's quantiser.
     """
     if name.endswith(("ffn_gate_inp.weight", "conv1d.weight")):
         return Type.F32
@@ -173,14 +173,14 @@ def _of_rows(name: str, type_: str, n_layer: int) -> Type:
 
 
 class Pool:
-    """Encoded matrices: those of more than POOL elements are one stretch of them, repeated."""
+    """Encoded matrices; one of more than POOL elements repeats a block of so many."""
 
     def __init__(self, type_: Type) -> None:
         self._type, self._rng = type_, np.random.default_rng(0)
         self._made: dict[float, Array] = {}
 
     def matrix(self, n_out: int, n_in: int) -> Array:
-        """Rows of n_in weights whose product with a row has the size of its elements."""
+        """Rows of n_in weights, scaled so that a product is as large as its input's elements."""
         std = 1 / math.sqrt(n_in)
         if n_out * n_in <= POOL:
             return random_tensor(self._rng, (n_out, n_in), self._type, std=std)
@@ -196,7 +196,7 @@ class Pool:
 def write_random_model(path: str | Path, shape: Shape | RandomModel, type_: str) -> None:
     """Write a model of random weights, all of one ggml type or a mix of MIXES; norms are ones.
 
-    Raises OSError; KeyError for a type that there is not.
+    Raises OSError; KeyError for an unknown type.
     """
     model = shape if isinstance(shape, RandomModel) else _llama(shape)
     kinds = {

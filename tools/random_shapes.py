@@ -10,12 +10,12 @@ Dims = dict[str, tuple[int, ...]]
 
 
 class RandomModel(NamedTuple):
-    """What a file of random weights is written from."""
+    """The metadata and shapes of a file of random weights."""
 
     arch: str
     n_layer: int
     n_vocab: int
-    keys: dict[str, Any]  # without the architecture's name
+    keys: dict[str, Any]  # keys without the architecture's name
     tensors: Dims  # rows are outputs
 
 
@@ -204,7 +204,7 @@ def _latent(n_embd: int, n_head: int, n_query: int) -> tuple[dict[str, Any], dic
         "attention.key_length_mla": 192,
         "attention.value_length_mla": 128,
         "attention.kv_lora_rank": n_latent,
-        # llama.cpp asks for it, 0 too, where a file has other than 27 layers.
+        # llama.cpp requires it, even as 0, unless a file has 27 layers.
         "attention.q_lora_rank": n_query,
         "context_length": 163840,
         "rope.dimension_count": n_rot,
@@ -253,7 +253,7 @@ def deepseek_v3(n_layer: int) -> RandomModel:
 
 
 def deepseek_v32(n_layer: int) -> RandomModel:
-    """DeepSeek-V3.2: DeepSeek-V3 whose indexer chooses 2048 positions for a token."""
+    """DeepSeek-V3.2: DeepSeek-V3 with an indexer that selects 2048 positions for a token."""
     dense, n_head, n_key = deepseek_v3(n_layer), 64, 128
     n_embd, n_query = dense.keys["embedding_length"], dense.keys["attention.q_lora_rank"]
     indexer = {
@@ -312,7 +312,7 @@ def gemma4_e2b(n_layer: int) -> RandomModel:
     return _model("gemma4", n_vocab, keys, top, layers)
 
 
-# By name, and how many layers the model has.
+# By name, with the number of the model's layers.
 PUBLISHED: dict[str, tuple[Callable[[int], RandomModel], int]] = {
     "qwen3-30b-a3b": (qwen3_30b_a3b, 48),
     "qwen3.6-35b-a3b": (qwen36_35b_a3b, 40),

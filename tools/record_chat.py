@@ -33,14 +33,14 @@ STYLE = (
 class Screen:
     """A `tamis` command in a terminal of ROWS x COLUMNS, in the folder `home`.
 
-    What is downloaded and compiled is the user's; the history of the chat is in `home`. `seen`
-    grows by the lines on the screen after each output of the command, `output` by its bytes.
+    Downloads and compiled kernels are the user's; the history of the chat is in `home`. `seen`
+    collects the lines on the screen after each output of the command, `output` its bytes.
     """
 
     def __init__(self, *arguments: str, home: Path, **environment: str) -> None:
         self._screen = _Answering(COLUMNS, ROWS)
         self._stream = pyte.ByteStream(self._screen)
-        self._typed_at = -1  # row of the prompt that was answered last
+        self._typed_at = -1  # row of the prompt that was last answered
         self.seen: list[list[str]] = []
         self.output = b""
         self.child = pexpect.spawn(
@@ -61,7 +61,7 @@ class Screen:
         self._screen.answer = self.child.send
 
     def lines(self) -> list[str]:
-        """The screen now, without what is empty at its end."""
+        """The present screen, without empty lines at its end."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip().splitlines()
 
     def wait_for(self, condition: Callable[[list[str]], bool]) -> list[str]:
@@ -105,7 +105,7 @@ class Screen:
 
 
 class _Answering(pyte.Screen):
-    """A screen that answers the program's question where the cursor is."""
+    """A screen that answers the program's query of the cursor position."""
 
     answer: Callable[[str], int]
 
@@ -115,7 +115,7 @@ class _Answering(pyte.Screen):
 
 def record(home: Path, lines: tuple[str, ...] = LINES) -> Screen:
     """A finished `tamis chat` in which `lines` were said, the last of them /exit."""
-    # With one model there and no other, the first lines say the same on every machine.
+    # With only one model, the first lines are the same on every machine.
     folder = home / "models"
     folder.mkdir()
     path = models.pull(models.DEFAULT)
@@ -130,7 +130,7 @@ def record(home: Path, lines: tuple[str, ...] = LINES) -> Screen:
 
 
 def after(lines: list[str], line: str) -> str:
-    """What stands below the first such line on the screen, where there is one."""
+    """The text below the first such line on the screen, if there is any."""
     return "\n".join(lines[lines.index(line) + 1 :]) if line in lines else ""
 
 
@@ -159,17 +159,17 @@ def picture(lines: list[str]) -> str:
 
 
 def picture_lines(svg: str) -> list[str]:
-    """What stands in a picture, line by line."""
+    """The texts of a picture, line by line."""
     return [unescape(line) for line in re.findall(r"<text[^>]*>(.*?)</text>", svg)]
 
 
 def form(lines: list[str]) -> str:
-    """Lines without what differs from run to run: their numbers."""
+    """Lines without their numbers, which differ from run to run."""
     return re.sub(r"\d+(\.\d+)?", "N", "\n".join(lines))
 
 
 def main() -> None:
-    """Record a chat and write its picture to a file, or to standard output where none is named."""
+    """Record a chat and write its picture to a file, or to standard output if none is named."""
     parser = argparse.ArgumentParser(description="Record the chat that README.md shows")
     parser.add_argument("svg", nargs="?", type=Path, help="the file, docs/cast.svg in the tree")
     path = parser.parse_args().svg

@@ -1,9 +1,9 @@
-"""Build what a release consists of; the same tree gives the same bytes.
+"""Build the files of a release; the same tree gives the same bytes.
 
 `python -m tamis.tools.release all OUT` in a clone makes the source archive, the wheels with kernels
 inside, the program in one file, a bill of materials and SHA256SUMS. `kernels`, `wheel`, `sdist`,
 `binary` make one of them, `lock` renews the hashes of dependencies. It needs the extra `test`, a C
-compiler for the program, and hours of processor time for the kernels, which it keeps.
+compiler for the program, and hours of processor time for the kernels, which are kept.
 """
 
 import argparse
@@ -36,19 +36,20 @@ from tamis.version import __version__
 FOLDERS = ("bindings", "formats", "jit_kernels", "runner", "tools")
 FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 KERNELS = "tamis/jit_kernels/compile/kernels"
-INSTALL = Path(__file__).with_name("install.sh")  # fetches the program, given where a release is
-LOCAL = "+cuda"  # of the version of a wheel with PTX
-TAG = "py3-none-manylinux_2_17_{}"  # of kernels: they need a C library of no later version
+# the script that fetches the program, given the address of a release
+INSTALL = Path(__file__).with_name("install.sh")
+LOCAL = "+cuda"  # part of the version of a wheel with PTX
+TAG = "py3-none-manylinux_2_17_{}"  # kernels need at most this version of the C library
 
 
 class ReleaseError(RuntimeError):
-    """What keeps the tree from being released."""
+    """The reason why the tree cannot be released."""
 
 
 def check_changelog(text: str, version: str) -> None:
-    """Raise ReleaseError where the changelog does not say what is new in a version, under its name.
+    """Raise ReleaseError unless the changelog has a section of the version, with its news.
 
-    Of a development version that is under Unreleased.
+    For a development version that is Unreleased.
     """
     found = {
         name.strip("[]"): text.strip()
@@ -62,7 +63,7 @@ def check_changelog(text: str, version: str) -> None:
 
 
 def sdist(out: Path) -> Path:
-    """The source archive, with one owner, one date and an order of names."""
+    """The source archive; its files have one owner, one date and sorted names."""
     with _built("--sdist") as path:
         target = out / path.name
         with tarfile.open(path) as source, target.open("wb") as file:
@@ -81,10 +82,9 @@ def sdist(out: Path) -> Path:
 
 
 def wheel(out: Path, kernels: Path) -> Path:
-    """The wheel of the machine that a folder's kernels are of, with those of its CPUs inside.
+    """The wheel for the machine of a folder's kernels, with those of its CPUs inside.
 
-    Raises ReleaseError where they were made of other sources than the tree's, or are of two
-    machines.
+    Raises ReleaseError if they were made of other sources than the tree's, or for two machines.
     """
     files = [path for path in _checked(kernels) if path.stem not in ship_kernels.TARGETS]
     if not files:
@@ -93,9 +93,9 @@ def wheel(out: Path, kernels: Path) -> Path:
 
 
 def cuda_wheel(out: Path, kernels: Path) -> Path | None:
-    """A wheel of the version VERSION+cuda with PTX inside, too; None where the folder has none.
+    """A wheel of the version VERSION+cuda with PTX inside, too; None if the folder has none.
 
-    It is a wheel of its own because few have such a GPU and all would load what it needs.
+    It is a separate wheel because few users have such a GPU and all would download it.
     """
     files = _checked(kernels)
     if not any(path.stem in ship_kernels.TARGETS for path in files):
@@ -137,7 +137,7 @@ def _wheel(out: Path, files: list[Path], local: str = "") -> Path:
 
 
 def _machine_of(files: list[Path]) -> str:
-    """What the CPUs of files of kernels are; this machine where all are of GPUs."""
+    """The machine of the kernel files' CPUs; this machine if all are for GPUs."""
     levels = {path.stem for path in files} & {*ship_kernels.LEVELS}
     machines = {"aarch64" if name in ship_kernels.OF_ARM else "x86_64" for name in levels}
     if len(machines) > 1:
@@ -171,7 +171,7 @@ def _record(content: dict[str, bytes], own: str) -> bytes:
 
 @contextlib.contextmanager
 def _built(kind: str) -> Iterator[Path]:
-    """What the build backend makes of a copy of the tree, which stays clean."""
+    """The output of the build backend for a copy of the tree, which stays clean."""
     with tempfile.TemporaryDirectory() as folder:
         tree, dist = Path(folder) / "tree", Path(folder) / "dist"
         for name in FOLDERS:
@@ -195,7 +195,7 @@ def _built(kind: str) -> Iterator[Path]:
 
 
 def checksums(out: Path) -> Path:
-    """SHA256SUMS of the files in a folder, as sha256sum writes and checks it."""
+    """SHA256SUMS of the files in a folder, in the format of sha256sum."""
     target = out / "SHA256SUMS"
     files = sorted(path for path in out.iterdir() if path.is_file() and path != target)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
@@ -204,17 +204,17 @@ def checksums(out: Path) -> Path:
 
 
 class Wanted(NamedTuple):
-    """Which kernels are made, and by how many processes."""
+    """The kernels to make, and the number of processes."""
 
-    heads: list[tuple[int, int]]  # none: all of HEADS
-    types: list[str]  # of weights; none: all
+    heads: list[tuple[int, int]]  # empty: all of HEADS
+    types: list[str]  # of weights; empty: all
     levels: list[str]  # of CPUs, and targets of GPUs
-    vendors: list[str]  # of CPUs; none: all that a level has
+    vendors: list[str]  # of CPUs; empty: all that a level has
     n_worker: int
 
 
 def everything(out: Path, kernels: Path, wanted: Wanted) -> None:
-    """All of a release. Raises ReleaseError and what compiling raises."""
+    """Build all of a release. Raises ReleaseError and what compiling raises."""
     check_changelog((ROOT / "CHANGELOG.md").read_text(), __version__)
     make_kernels(kernels, wanted)
     found = wheel(out, kernels)
@@ -229,7 +229,7 @@ def everything(out: Path, kernels: Path, wanted: Wanted) -> None:
 
 
 def make_kernels(out: Path, wanted: Wanted) -> None:
-    """The files of kernels, compiling what is not kept from before."""
+    """Write the files of kernels; those that are not stored from before are compiled."""
 
     def tell(name: str, done: int, total: int) -> None:
         print(f"{name}: {done} of {total} kernels", file=sys.stderr)
@@ -247,7 +247,7 @@ def _heads(text: str) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Make what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=["all", "kernels", "wheel", "sdist", "binary", "lock"])
     parser.add_argument("out", type=Path, nargs="?", help="folder; of lock: the file in the tree")

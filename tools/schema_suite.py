@@ -1,12 +1,12 @@
-"""JSON Schema's own test suite against the grammars that schemas become.
+"""JSON Schema's own test suite, run on the grammars made of schemas.
 
 `python -m tamis.tools.schema_suite FOLDER` reads the test files (*.json) of FOLDER, a draft of the
 suite (`json/tests/draft2020-12` in jsonschema's source distribution), and prints a table: schemas
-accepted, refused and enforced in part; instances that the grammar decides as the suite does; random
-texts of the grammar that `jsonschema` finds to be instances. Every refusal, every part left out,
-every instance that a grammar is too narrow for and all that is wrong is listed; the status is 1 if
-anything is wrong: an instance too many, or a text that is none. `format.json`, in which formats are
-annotations, is left out: here they are enforced.
+accepted, refused and enforced in part; instances that the grammar decides like the suite; random
+texts of the grammar that `jsonschema` accepts as instances. It lists every refusal, every keyword
+left out, every instance that a grammar wrongly refuses, and every error; the status is 1 if there
+is an error: an instance wrongly accepted, or a text that is not an instance. `format.json`, in
+which formats are annotations, is left out: here they are enforced.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from tamis.grammar.schema.compiled import compiled_schema
 
 _SPACE = r"[ \n\t]{0,2}"
 _MOST_ORDERS, _MOST_BYTES, _N_TEXTS = 24, 400, 6
-_END = 256  # the token of a text's end, after those of the bytes
+_END = 256  # the token that ends a text, after those of the bytes
 
 
 @dataclass
 class Outcome:
-    """Counts of one test file, and lines that say what is not as the suite says."""
+    """Counts of one test file, and lines about differences from the suite."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ def _fits(matcher: Any, text: str) -> bool:
 
 
 def _orders(value: Any) -> Iterator[Any]:
-    """The same value with the members of its objects in other orders, and 1.0 as 1."""
+    """Yield the value with the members of its objects in other orders, and 1.0 as 1."""
     if isinstance(value, dict):
         for keys in itertools.permutations(value):
             for items in itertools.product(*(list(_orders(value[k])) for k in keys)):
@@ -68,7 +68,7 @@ def _is_accepted(matcher: Any, value: Any) -> bool:
 
 
 def _random_text(matcher: Any, seed: int) -> str | None:
-    """A text of random bytes among those allowed; None where it has no end by then."""
+    """A text of random allowed bytes; None if it has not ended in time."""
     rng, copy, data = random.Random(seed), matcher.deep_copy(), bytearray()
     for n in range(_MOST_BYTES):
         mask = copy.compute_bitmask()
@@ -90,7 +90,7 @@ def _is_instance(schema: Any, text: str) -> bool:
 
 
 def run_case(case: dict[str, Any], name: str, out: Outcome) -> None:
-    """Add what comes of one schema and its instances to ``out``."""
+    """Add the results of one schema and its instances to ``out``."""
     schema, what = case["schema"], f"{name}: {case['description']}"
     out.counts["schemas"] += 1
     try:
@@ -119,7 +119,7 @@ def run_case(case: dict[str, Any], name: str, out: Outcome) -> None:
                 f"{what}: {json.dumps(test['data'])[:80]} accepted: {accepted}"
             )
     for text in filter(None, (_random_text(matcher, seed) for seed in range(_N_TEXTS))):
-        with contextlib.suppress(Exception):  # of references that jsonschema would have to fetch
+        with contextlib.suppress(Exception):  # references that jsonschema would have to fetch
             out.counts["texts"] += 1
             if _is_instance(schema, text):
                 out.counts["instances of the schema"] += 1

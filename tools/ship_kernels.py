@@ -1,8 +1,8 @@
 """Compile the kernels that a release ships, for any CPU of each level and vendor, and any GPU.
 
-Object code is kept beside the user's kernels under names of its sources: a second call compiles
-what the first one had no time for, and what has changed since (see kernel_sources). A level of the
-other vendor differs in kernels that ask for cache lines ahead; only those are compiled twice.
+Object code is stored beside the user's kernels under digests of its sources: a second call compiles
+what the first one had no time for, and what has changed since (see kernel_sources). Vendors differ
+only in kernels that prefetch cache lines; only those are compiled twice.
 """
 
 import re
@@ -32,16 +32,16 @@ from tamis.tools.kernel_sources import digest_of
 OF_X86 = ("avx2", "avx2-vnni", "avx512", "avx512-vnni")
 OF_ARM = ("neon", "neon-dotprod", "neon-i8mm")
 LEVELS = OF_X86 + OF_ARM
-# AMD has no CPU of the others.
+# AMD has no CPU of the other levels.
 BOTH_VENDORS = ("avx2", "avx512-vnni")
-PTX_BLOCK = 8 << 20  # bytes that are compressed together: half of what 1 MiB gives
-_PREFETCH = re.compile(rb"\x0f\x18")  # where there is none, vendors have the same code
-_STRIPS = {(name,) for name in STRIP_TYPES}  # how a CPU has weights
+PTX_BLOCK = 8 << 20  # bytes that are compressed together: half the size that 1 MiB blocks give
+_PREFETCH = re.compile(rb"\x0f\x18")  # without it, the code is the same for all vendors
+_STRIPS = {(name,) for name in STRIP_TYPES}  # the layout of weights on a CPU
 Progress = Callable[[str, int, int], None]
 
 
 def vendors_of(level: str) -> Sequence[str]:
-    """Whose CPUs a level is made for."""
+    """The vendors of a level's CPUs."""
     if level in OF_ARM:
         return ("ARM",)  # for all: Linux names no vendor there
     return VENDORS if level in BOTH_VENDORS else VENDORS[:1]
@@ -56,7 +56,7 @@ def ship_kernels(
     n_worker: int = 2,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Write a file of kernels for each level; vendors: fewer than all of each, for a trial.
+    """Write a file of kernels for each level; vendors: a part of each level's, for a trial.
 
     Raises CompileError, KernelStoreError.
     """
@@ -86,7 +86,7 @@ def ship_ptx(
     n_worker: int = 2,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Write a file of PTX for each target, of those kernels that a GPU has; no GPU is needed.
+    """Write a file of PTX for each target, with the kernels that a GPU has; no GPU is needed.
 
     Raises CompileError, KernelStoreError.
     """
@@ -114,7 +114,7 @@ def _compiled(
     names = {spec: f"{spec.symbol}-{digest_of(kind, spec.op)}" for spec in specs}
     found = {spec: read_object(kept, names[spec]) for spec in specs}
     missing = [spec for spec, code in found.items() if code is None]
-    # What a call before this one, which was ended, has left.
+    # Left by an earlier call that was ended.
     if wanted := [spec for spec in missing if read_object(now, spec.symbol) is None]:
         module, environment = compiler_of(kind)
         command = Command(now, module, name, environment)
@@ -128,7 +128,7 @@ def _compiled(
 
 
 def check_shipped(paths: Iterable[Path]) -> list[str]:
-    """What keeps files of kernels from being shipped with these sources; nothing where all is well.
+    """The reasons why files of kernels cannot be shipped with these sources; empty if they can.
 
     Raises ShippedError, OSError.
     """

@@ -24,7 +24,7 @@ CHUNK = 512  # tokens written at once
 
 
 class Shape(NamedTuple):
-    """What matters of a model."""
+    """The numbers of a model that shape its KV cache."""
 
     n_layer: int = 30
     n_head_kv: int = 3
@@ -32,14 +32,14 @@ class Shape(NamedTuple):
 
     @property
     def hp(self) -> HParams:
-        """As hyperparameters; those that do not shape the KV cache are 0."""
+        """The numbers as hyperparameters; those that do not shape the KV cache are 0."""
         counts = dict.fromkeys(HParams.__slots__, 0)
         names = {"arch": "llama", "rms_eps": 0.0, "rope_base": 1e4, "rope_scaling": RopeScaling()}
         return HParams(**{**counts, **names, **self._asdict(), "n_head": self.n_head_kv})
 
 
 def rows_of(shape: Shape, side: int, layer: int, page: int) -> np.ndarray:
-    """The bits of a page, uint16 [n_head_kv, PAGE, head_dim]: others for every page."""
+    """The bits of a page, uint16 [n_head_kv, PAGE, head_dim]: different for every page."""
     ramp = np.arange(shape.n_head_kv * PAGE * shape.head_dim, dtype=np.uint16)
     key = (page * 2 + side) * shape.n_layer + layer
     first, step = key & 0xFFFF, 2 * (key >> 16) + 1
@@ -61,7 +61,10 @@ def fill(kv: DiskTier, shape: Shape, first: int, last: int) -> None:
 
 
 def check(kv: DiskTier, shape: Shape, need: np.ndarray, layer: int) -> int:
-    """Fetch units of a layer, bool [n_page, n_head_kv, units], and compare all; how many."""
+    """Fetch units of a layer, bool [n_page, n_head_kv, units], and compare all.
+
+    Returns how many.
+    """
     kv.fetch_units(layer, [need.reshape(len(need), -1)] * 2)
     view, unit, n = kv.view(layer), PAGE // need.shape[2], 0
     tables = view.k_table, view.v_table
@@ -78,10 +81,10 @@ def check(kv: DiskTier, shape: Shape, need: np.ndarray, layer: int) -> int:
 def stress(
     shape: Shape, n_tokens: int, kv_ram: int, folder: Path, *, n_round: int, share: float
 ) -> tuple[KVCounts, int]:
-    """Fill n_tokens, then n_round times read a share of each layer's units; what was counted.
+    """Fill n_tokens, then read a share of each layer's units n_round times; returns the counters.
 
-    Half of what a round reads is what the one before did, as with queries that follow each other.
-    The last eighth of the context is dropped and written again on the way.
+    Half of what a round reads was read by the one before, as with consecutive queries. The last
+    eighth of the context is dropped and written again in between.
     """
     rng = np.random.default_rng(0)
     kv = DiskTier(shape.hp, n_tokens, KVTypes(), Tier(kv_ram, folder, UNIT), CHUNK)
@@ -101,7 +104,7 @@ def stress(
 
 
 def main() -> None:
-    """Run it and say what was moved, how fast, and how much memory was taken."""
+    """Run it and report bytes moved, rates, and memory used."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kv-dir", required=True)
     parser.add_argument("--kv-ram", type=common.size, default=512 << 20)

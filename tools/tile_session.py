@@ -1,8 +1,8 @@
-"""Make a long saved session out of a short one: its tokens over and over, at fresh positions.
+"""Make a long saved session out of a short one: its tokens repeated, at new positions.
 
 Methods are compared at contexts that would take hours to read: the KV cache of a real text is
-repeated, its keys re-rotated by the model's RoPE frequencies to their new positions. What attends
-to them is no language model any more, so this is for speed and for audits of one step, not for
+repeated, its keys re-rotated by the model's RoPE frequencies to their new positions. The result is
+not a language model's context any more, so this is for speed and for audits of one step, not for
 perplexity.
 
     python -m tamis.tools.tile_session -m MODEL -n 131072 short.session long.session
@@ -20,7 +20,7 @@ from tamis.kv.rerotate import rerotated
 
 
 def tile(session: Session, n_tokens: int) -> None:
-    """Repeat what `session` holds until it holds n_tokens."""
+    """Repeat the tokens of `session` until it holds n_tokens."""
     model, kv, n_held = session._loaded.model, session._kv, session.n_past
     starts = range(0, n_tokens, n_held)
     for layer in range(model.hp.n_layer):
@@ -34,7 +34,7 @@ def tile(session: Session, n_tokens: int) -> None:
 
 
 def main() -> None:
-    """Read the arguments, make the file."""
+    """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", help="path or name; see tamis models")
     parser.add_argument("-n", "--n-tokens", type=int, required=True)

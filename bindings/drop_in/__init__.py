@@ -1,1 +1,1 @@
-"""The parts of `tamis.bindings.compat`: what llama_cpp.Llama is made of, one file each."""
+"""The parts of `tamis.bindings.compat`: one file for each part of llama_cpp.Llama."""

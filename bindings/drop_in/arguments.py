@@ -1,4 +1,4 @@
-"""The arguments of llama_cpp.Llama: which have no effect here, and what the others become."""
+"""The arguments of llama_cpp.Llama: which have no effect here, and the meaning of the others."""
 
 import fnmatch
 import warnings
@@ -13,7 +13,7 @@ from tamis.fetch import registry as models
 from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cuda.runtime.driver import CudaError
 
-# Arguments of the constructor without effect, and the values that need none.
+# Arguments of the constructor without effect, and the values that need no warning.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "split_mode": (1,),
     "main_gpu": (0,),
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 
 
 def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> None:
-    """Warn about arguments of the constructor that would be expected to do something."""
+    """Warn about arguments of the constructor that have no effect here."""
     names = [name for name, usual in _WITHOUT_EFFECT.items() if given[name] not in usual]
     if given["n_threads_batch"] not in (None, given["n_threads"]):
         names.append("n_threads_batch")
@@ -56,7 +56,7 @@ def load_engine(
     offload_kqv: bool,
     precision: str,
 ) -> Engine:
-    """The engine, its last n_gpu_layers layers on the CUDA device where there is one."""
+    """Load the engine; its last n_gpu_layers layers are on the CUDA device if there is one."""
     if n_gpu_layers:
         try:
             return Engine.load(
@@ -78,7 +78,7 @@ def lora_of(path: str | None, scale: float) -> Adapters | None:
 
 
 class NoSession:
-    """Where a session would be of a Llama that has its vocabulary only."""
+    """Stands for the session of a Llama that has loaded only its vocabulary."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError("this Llama has its vocabulary only: leave out vocab_only")
@@ -93,7 +93,7 @@ def kv_type(value: int | None, name: str) -> str:
 
 
 def sampling_of(given: Mapping[str, Any]) -> Sampling:
-    """The sampling arguments among a method's."""
+    """The sampling arguments among those of a method."""
     if given["tfs_z"] != 1.0:
         warnings.warn("tfs_z has no effect in tamis.Llama, as in llama.cpp", stacklevel=3)
     values = {name: given[name] for name in Sampling.__dataclass_fields__ if name in given}
@@ -103,7 +103,7 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
 
 
 def file_of(repo_id: str, pattern: str) -> str:
-    """The file of a hub's repository that a pattern names. Raises ModelError."""
+    """The name of the file of a hub's repository that a pattern matches. Raises ModelError."""
     if not any(c in pattern for c in "*?["):
         return pattern
     names = list(models.hub.list_files(repo_id).files)

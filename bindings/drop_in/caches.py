@@ -14,7 +14,7 @@ import numpy as np
 
 from tamis.platform.private_files import open_private, private_folder, write_whole
 
-# Type and number of dimensions of a file's arrays.
+# The type and the number of dimensions of each array of a file.
 _KINDS = {
     "key": (np.int64, 1),
     "input_ids": (np.int32, 1),
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 class LlamaState(NamedTuple):
-    """What Llama.save_state gives: tokens, and the session as Session.save writes it."""
+    """The result of Llama.save_state: the tokens, and the session as Session.save writes it."""
 
     input_ids: np.ndarray  # int32 [n_tokens]
     scores: np.ndarray  # f32 [n_tokens, n_vocab] with logits_all, else [0, n_vocab]
@@ -36,14 +36,14 @@ class LlamaState(NamedTuple):
 
 
 def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences, in tokens."""
     n = min(len(a), len(b))
     differs = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(differs[0]) if len(differs) else n
 
 
 class BaseLlamaCache(ABC):
-    """States by tokens; a look-up finds the longest common prefix."""
+    """A mapping of tokens to states; a look-up finds the longest common prefix."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes
@@ -64,7 +64,7 @@ class BaseLlamaCache(ABC):
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """States in memory; the one used longest ago goes first where they are too many."""
+    """States in memory; beyond its capacity the least recently used one is dropped."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
@@ -96,9 +96,9 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """States in files of a folder, which must be this user's own; none of them are pickles.
+    """States in files of a folder, which must be this user's own; no file is a pickle.
 
-    A damaged file counts as none and is removed. Raises OSError where others may write to the
+    A damaged file counts as missing and is removed. Raises OSError if others may write to the
     folder, or replace it.
     """
 
@@ -114,7 +114,7 @@ class LlamaDiskCache(BaseLlamaCache):
         return sum(status.st_size for _, status in self._files())
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        """The files, the one used longest ago first. Another process may remove some meanwhile."""
+        """The files, least recently used first. Another process may remove some meanwhile."""
         found = []
         for path in self._folder.glob("*.npz"):
             with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
 
 def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
-    """Arrays of a file by name; None where it is damaged, which removes it, or gone."""
+    """Arrays of a file by name; None if it is gone or damaged. A damaged file is removed."""
     try:
         with open_private(path) as file, np.load(file, allow_pickle=False) as entries:
             found = {name: entries[name] for name in names}
@@ -169,7 +169,7 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
             return found
     except FileNotFoundError:
         return None
-    except Exception:  # zipfile and NumPy raise whatever a damaged file runs into
+    except Exception:  # zipfile and NumPy raise many types of exceptions for a damaged file
         pass
     with contextlib.suppress(OSError):
         path.unlink()
@@ -178,7 +178,7 @@ def _arrays(path: Path, names: list[str]) -> dict[str, np.ndarray] | None:
 
 def _fits(name: str, array: np.ndarray | bytes, found: dict[str, np.ndarray]) -> bool:
     dtype, n_dim = _KINDS[name]
-    # np.load gives the bytes of what does not begin as an array does.
+    # np.load returns bytes for a member that is not an array.
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != n_dim:
         return False
     if name != "numbers":

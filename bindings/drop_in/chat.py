@@ -31,13 +31,13 @@ from tamis.text.chat_template import (
 )
 from tamis.text.tool_calls import Delta, OutputParser
 
-_TAIL = 256  # characters of a prompt in which marks of thoughts are looked for
-# Formats in which an answer is one message after another: without their marks it has no text.
+_TAIL = 256  # characters of a prompt that are searched for the marks of thoughts
+# Formats in which an answer is a series of messages: without their marks it would have no text.
 _MESSAGES = ("harmony", "recipient")
 
 
 class Tokens(ChatTokenizer, Protocol):
-    """What chats need of a tokenizer."""
+    """What chats need of a tokenizer: a Protocol."""
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -46,7 +46,7 @@ class Tokens(ChatTokenizer, Protocol):
 
 
 class TextModel(Protocol):
-    """What turns conversations into tokens: an Engine, or its vocabulary and template alone."""
+    """What makes tokens of conversations: an Engine, or its vocabulary and template alone."""
 
     @property
     def vocab(self) -> Vocab:
@@ -54,7 +54,7 @@ class TextModel(Protocol):
 
     @property
     def tokenizer(self) -> "Tokens":
-        """From text to tokens."""
+        """The tokenizer."""
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -62,22 +62,23 @@ class TextModel(Protocol):
 
 
 class Thinking(NamedTuple):
-    """What a caller wants of thoughts. None: what the template does."""
+    """What a caller asks for about thoughts. None: the template decides."""
 
     on: bool | None = None
     budget: int | None = None  # tokens
-    shown: bool = True  # apart from the text; False: thoughts are text as they are written
+    # thoughts are separate from the text; False: they are part of it, as written
+    shown: bool = True
 
 
 AS_EVER = Thinking()
 
 
 class Prompt(NamedTuple):
-    """A conversation, ready for an answer, and what its answer is parsed by."""
+    """A conversation as tokens that an answer follows, and what its parser needs."""
 
     ids: list[int]
     text: str
-    tail: str  # what the template has written after the last message that is no assistant's
+    tail: str  # the template's text after the last message that is not an assistant's
     shown: frozenset[int]  # control tokens that the parser needs to see
     budget: Budget | None
     stop: tuple[str, ...] = ()  # texts that end this answer
@@ -113,7 +114,10 @@ class ChatFormat:
         return "tool" in self._template.source
 
     def parsed(self, *, tools: bool, thoughts: bool = True) -> chat_format.ChatFormat:
-        """How answers are written; without tools calls are text, without thoughts these are."""
+        """The format of answers.
+
+        Without tools calls are text, and without thoughts these are text.
+        """
         found = self._found
         if not tools and not (found.tools and found.tools.style in _MESSAGES):
             found = replace(found, tools=None)
@@ -129,11 +133,12 @@ class ChatFormat:
         continued: bool = False,
         generation: bool = True,
     ) -> Prompt:
-        """A conversation as tokens; control tokens of messages stay text.
+        """A conversation as tokens; control tokens written out in messages remain text.
 
-        variables: the template's others. continued: the answer goes on with the last message, an
-        assistant's; generation: otherwise, whether the prompt ends with its beginning. Raises
-        PromptError, ValueError for content that is no text.
+        variables: further variables of the template. continued: the answer continues the last
+        message, which is an assistant's. generation: if it is not continued, whether the prompt
+        ends with the opening of an assistant's message. Raises PromptError, and ValueError for
+        content that is not text.
         """
         found = self.parsed(tools=bool(tools), thoughts=thinking.shown)
         last = messages[-1] if continued else {}
@@ -145,7 +150,7 @@ class ChatFormat:
         if self._knows_tools:
             extra |= {"tools": tools} if tools else {}
             if "functions" in self._template.source and "datetime" in self._template.source:
-                # FireFunction's template has them as text, and cannot do without.
+                # FireFunction's template takes them as text, and fails without them.
                 extra.setdefault("functions", json.dumps(tools, indent=4) if tools else "")
         else:
             plain = plain_messages(plain, tools)
@@ -168,7 +173,7 @@ class ChatFormat:
     def _opening(
         self, tail: str, thinking: Thinking, last: Mapping[str, Any]
     ) -> list[tuple[str, bool]]:
-        """What follows the template's text: thoughts closed, and the beginning of the answer."""
+        """The text after the template's: the end of thoughts, and the beginning of the answer."""
         start, end = self._found.think or ("", "")
         is_open = bool(start) and tail.rfind(start) > tail.rfind(end)
         thought = str(last.get("reasoning_content") or last.get("reasoning") or "")
@@ -196,13 +201,13 @@ class ChatFormat:
         return Budget(thinking.budget, first, last, is_open)
 
     def _control(self, mark: str) -> list[int]:
-        """The token of a mark, where it is one."""
+        """The token of a mark as a list of one; empty if the mark is not one token."""
         ids = self._engine.tokenizer.encode(mark, add_special=False, parse_special=True)
         return ids if len(ids) == 1 else []
 
 
 def _usual_variables() -> dict[str, Any]:
-    """What templates ask for and llama.cpp gives them: they may think, and the day."""
+    """Variables that templates read and llama.cpp sets: thinking is allowed, and today's date."""
     return {
         "enable_thinking": True,
         "date_string": time.strftime("%d %b %Y"),
@@ -211,7 +216,7 @@ def _usual_variables() -> dict[str, Any]:
 
 
 def _own_end(parts: Sequence[tuple[str, bool]]) -> str:
-    """The template's text after the last message of others, or all of it where it has none."""
+    """The template's text after the last message of others; all of it if there is none."""
     last = max((i for i, (_, own) in enumerate(parts) if not own), default=-1)
     return "".join(text for text, _ in parts[last + 1 :])
 
@@ -246,16 +251,17 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None
 
 
 class Wanted(NamedTuple):
-    """What a chat completion must be: which tools it may call, and the form of its text."""
+    """What a chat completion must be: the tools that it may call, and the form of its text."""
 
     tools: list[dict[str, Any]]
-    tool: str | None  # the one that must be called; the text is then its arguments
+    tool: str | None  # the tool that must be called; the text is then its arguments
     grammar: LlamaGrammar | None
-    required: bool = False  # a call of any of the tools, as `call_schema` has it
-    thoughts: bool = True  # apart from the text
-    old: bool = False  # calls also as `function_call`
+    # whether a call of any of the tools is a must, in the form of `call_schema`
+    required: bool = False
+    thoughts: bool = True  # whether thoughts are separate from the text
+    old: bool = False  # whether calls are also reported as `function_call`
     tail: str = ""  # of the prompt
-    parsed: bool = True  # False: calls are text
+    parsed: bool = True  # False: calls remain text
     parallel: bool = True  # whether there may be more calls than one
 
     @property
@@ -265,7 +271,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(given: Mapping[str, Any]) -> Wanted:
-    """What create_chat_completion's arguments on tools and form ask for. Raises ValueError."""
+    """What create_chat_completion's arguments ask for in tools and form. Raises ValueError."""
     tools, tool_choice = allowed(as_tools(given["tools"], given["functions"]), given["tool_choice"])
     choice = tool_choice or given["function_call"]
     tools = [] if choice == "none" else tools
@@ -281,7 +287,7 @@ def wanted(given: Mapping[str, Any]) -> Wanted:
 
 
 class Parser:
-    """One answer as it comes, as deltas of thoughts, text and calls."""
+    """Parses one answer while it is generated, into deltas of thoughts, text and calls."""
 
     def __init__(self, wanted: Wanted, format: ChatFormat) -> None:
         self.n_calls = 0
@@ -296,7 +302,10 @@ class Parser:
             self._parser = OutputParser(form, tools=tools or None, prompt=wanted.tail)
 
     def push(self, piece: Piece) -> list[Delta]:
-        """The deltas that the next piece gives; its end is the answer's."""
+        """The deltas that the next piece adds.
+
+        The end of the last piece is the end of the answer.
+        """
         if self._tool is not None:
             found = self._arguments(self._tool, piece)
         elif self._parser is None:
@@ -316,7 +325,10 @@ class Parser:
         return [*([] if self.n_calls else [begin]), *text]
 
     def finish(self, reason: str, *, must: bool) -> str:
-        """Why the answer has ended; must: a call had to be made, which may be cut off."""
+        """The finish reason of the answer.
+
+        must: a call was required, and it may have been cut off.
+        """
         return "tool_calls" if self.n_calls and not (must and reason == "length") else reason
 
 
@@ -329,7 +341,7 @@ class Message:
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, arguments in parts
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Take the next ones."""
+        """Append the next deltas."""
         for delta in deltas:
             self._content.append(delta.content)
             self._reasoning.append(delta.reasoning)
@@ -357,7 +369,7 @@ class Message:
         ]
 
     def fields(self, wanted: Wanted) -> dict[str, Any]:
-        """In OpenAI's shape."""
+        """The message in OpenAI's shape."""
         content, reasoning, calls = self.content, self.reasoning, self.calls
         found: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
@@ -371,8 +383,8 @@ class Message:
 def whole(request: Request, pieces: Sequence[Piece], wanted: Wanted, format: ChatFormat) -> Chunk:
     """The pieces of an answer as a chat completion.
 
-    Calls that were asked for may be cut off at max_tokens: then the reason is length, and their
-    arguments are no JSON.
+    A required call may be cut off at max_tokens: then the finish reason is length, and its
+    arguments are incomplete JSON.
     """
     parser, message = Parser(wanted, format), Message()
     for piece in pieces:
@@ -404,10 +416,10 @@ class Chunks:
     def __init__(self, request: Request, wanted: Wanted, format: ChatFormat) -> None:
         self._request, self._wanted = request, wanted
         self._parser = Parser(wanted, format)
-        self._tokens: list[TokenInfo] = []  # whose text is not out yet
+        self._tokens: list[TokenInfo] = []  # tokens whose text has not been sent yet
 
     def begin(self) -> list[Chunk]:
-        """What comes before the answer: whose message it is."""
+        """The chunk before the answer, which names the role of the message."""
         return [self.chunk({"role": "assistant"})]
 
     def of(self, piece: Piece) -> list[Chunk]:
@@ -455,7 +467,7 @@ class Chunks:
 
 
 def text_of(delta: Delta) -> str:
-    """The words of a delta that is no part of a call."""
+    """The text of a delta that is not part of a call."""
     return delta.reasoning or delta.content
 
 
@@ -467,12 +479,12 @@ def chunks(stream: Chunks, pieces: Iterator[Piece]) -> Iterator[Chunk]:
 
 
 def new_call_id() -> str:
-    """A name for a call that no other has."""
+    """A fresh unique id of a call."""
     return "call_" + uuid.uuid4().hex[:24]
 
 
 def logprobs_of(tokens: Sequence[TokenInfo]) -> dict[str, Any]:
-    """Tokens of an answer in the chat's shape."""
+    """The logprobs of an answer's tokens, in the form of chat completions."""
     content = [
         {
             **_token(token.data, token.logprob),

@@ -18,7 +18,7 @@ Chunk = dict[str, Any]
 
 
 class Budget(NamedTuple):
-    """Tokens that an answer may think for, and those of the marks around thoughts."""
+    """The number of tokens that an answer may think for, and the tokens that mark thoughts."""
 
     n_tokens: int
     start: list[int]
@@ -26,27 +26,27 @@ class Budget(NamedTuple):
     is_open: bool  # whether the prompt ends in a thought
 
     def watch(self) -> ThinkingBudget:
-        """What follows one answer."""
+        """A new observer that counts the thoughts of one answer."""
         return ThinkingBudget(self.n_tokens, start=self.start, end=self.end, is_open=self.is_open)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a completion needs to know of its call."""
+    """What a completion needs of the call that asked for it."""
 
     prompt: list[int]
     max_tokens: int
     model: str
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    echo: str | None = None  # the prompt's text, where it is to be in the answer
-    offset: int = 0  # characters before the answer, in logprobs
+    echo: str | None = None  # the prompt's text, if the answer is to repeat it
+    offset: int = 0  # characters before the answer, for the text offsets of logprobs
     shown: frozenset[int] = frozenset()  # control tokens that are text: marks of a chat format
     budget: Budget | None = None  # of thoughts
-    shifts: bool = False  # where the context is full its older half is dropped
-    n_keep: int = 0  # tokens of the prompt that are not
-    n_draft: int | None = None  # tokens of a draft, where fewer than usual are wanted
-    post_sampling: bool = False  # probabilities are those after the sampler's steps
+    shifts: bool = False  # whether the older half of a full context is dropped
+    n_keep: int = 0  # tokens of the prompt that are never dropped
+    n_draft: int | None = None  # tokens of a draft, if fewer than usual are asked for
+    post_sampling: bool = False  # whether probabilities are those after the sampler's steps
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -60,59 +60,59 @@ class Likely(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The bytes as text; what is half a character is U+FFFD."""
+        """The bytes as text; an incomplete character becomes U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
 class TokenInfo(NamedTuple):
-    """A token of the answer, how likely it was, and the likeliest ones."""
+    """A token of the answer, its logprob, and the likeliest tokens at its position."""
 
     id: int
     data: bytes
-    logprob: float | None  # None: of the first token of a prompt
+    logprob: float | None  # None for the first token of a prompt
     top: list[Likely]
 
     @property
     def text(self) -> str:
-        """The bytes as text; what is half a character is U+FFFD."""
+        """The bytes as text; an incomplete character becomes U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
 class Counts(NamedTuple):
     """Tokens and seconds of an answer so far."""
 
-    n_cached: int = 0  # of the prompt: held already
-    n_read: int = 0  # of the prompt: the others
+    n_cached: int = 0  # tokens of the prompt that were in the KV cache already
+    n_read: int = 0  # tokens of the prompt that were computed
     n_answer: int = 0
     read_seconds: float = 0.0
     answer_seconds: float = 0.0
-    mass: Sequence[Any] | None = None  # the fields of a select.meter.Mass, where it is measured
-    n_drafted: int = 0  # of what speculative decoding proposed
-    n_accepted: int = 0  # of them, those that are in the answer
+    mass: Sequence[Any] | None = None  # the fields of a select.meter.Mass, if a meter measured it
+    n_drafted: int = 0  # tokens that speculative decoding proposed
+    n_accepted: int = 0  # those of them that are in the answer
 
     def attention(self) -> dict[str, Any]:
-        """What usage has beyond tokens: the attention that a metered method holds, by estimate."""
+        """The attention fields of usage: the estimated retained mass of a metered method."""
         return {} if self.mass is None else {"attention": Mass(*self.mass).rounded()}
 
 
 class Piece(NamedTuple):
-    """A part of the answer: its text, its tokens, and why it is the last."""
+    """A part of the answer: its text, its tokens, and the finish reason if it is the last."""
 
     text: str
     tokens: list[TokenInfo]
     finish: str | None
     ids: tuple[int, ...] = ()
-    word: str | None = None  # the stop string that has ended the answer
+    word: str | None = None  # the stop string that ended the answer
     counts: Counts = Counts()
 
 
 class Answer:
-    """Turns the tokens of an answer into pieces of text, as they come."""
+    """Makes pieces of text out of the tokens of an answer, one token at a time."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer, sampler: Sampler) -> None:
         self._request, self._tokenizer, self._sampler = request, tokenizer, sampler
         self._stream = TextStream(stop=request.stop)
-        self._waiting: list[TokenInfo] = []  # tokens whose text is not out yet
+        self._waiting: list[TokenInfo] = []  # tokens whose text has not been returned yet
         self._ids: list[int] = []  # likewise
         self.prompt_rows: np.ndarray | None = None  # f32 [n_prompt, n_vocab], for echo
         self.finished = False
@@ -120,11 +120,12 @@ class Answer:
         self.tokens: list[int] = []
 
     def push(self, token: int, row: np.ndarray | None) -> list[Piece]:
-        """The pieces that one more token gives; row: the logits f32 [n_vocab] it was chosen by.
+        """The pieces that one more token adds.
 
-        It may be None where the request wants no logprobs.
+        row: the logits f32 [n_vocab] that it was chosen from.
 
-        The last piece of an answer, and only it, has a finish reason.
+        row may be None if the request asks for no logprobs. Only the last piece of an answer has a
+        finish reason.
         """
         r = self._request
         if token in self._tokenizer.eog:
@@ -153,12 +154,15 @@ class Answer:
         return Piece(text, tokens, finish, ids, self._stream.stopped, counts)
 
     def finish(self, reason: str) -> Piece:
-        """The last piece: what was held back."""
+        """The last piece, with the text that was held back."""
         self.finished = True
         return self._piece(self._stream.finish(), reason)
 
     def pieces(self, tokens: Generator[int, Any, None], rows: list[np.ndarray]) -> Iterator[Piece]:
-        """The answer of a generator; rows[-1] is what the token just given was chosen by."""
+        """Yield the pieces of a generator's answer.
+
+        Rows[-1] holds the logits of the token just yielded.
+        """
         try:
             for token in tokens:
                 yield from self.push(token, rows[-1])
@@ -166,7 +170,8 @@ class Answer:
                     return
         finally:
             tokens.close()
-        yield self.finish("stop")  # tokens end before the answer where a stopping criterion says so
+        # a stopping criterion may end the tokens before the answer is complete
+        yield self.finish("stop")
 
     def prompt_tokens(self) -> list[TokenInfo]:
         """The prompt's tokens with their logprobs; the first has none."""
@@ -178,7 +183,7 @@ class Answer:
         ]
 
     def first_info(self) -> TokenInfo:
-        """The prompt's first token, whose likelihood nothing says."""
+        """The prompt's first token, for which there are no logits."""
         first = self._request.prompt[0]
         return TokenInfo(first, self._data(first), None, [])
 
@@ -200,7 +205,7 @@ class Answer:
 
 
 def _within(tokens: list[TokenInfo], text: str) -> list[TokenInfo]:
-    """The tokens that begin inside the text, which ends before its stop string."""
+    """The tokens that begin within the text; the text ends before its stop string."""
     kept, at = [], 0
     for token in tokens:
         if at < len(text):
@@ -235,7 +240,7 @@ class Chunks:
         self._request, self._offset = request, request.offset + len(request.echo or "")
 
     def begin(self, prompt: Sequence[TokenInfo] = ()) -> list[Chunk]:
-        """What comes before the answer: the prompt, where it is to be in it, and its tokens."""
+        """The chunk before the answer: the prompt and its tokens, if the answer is to repeat it."""
         r = self._request
         logprobs = logprobs_of(list(prompt), r.offset) if prompt else None
         return [_chunk(r, r.echo, logprobs, None)] if r.echo else []
@@ -276,7 +281,7 @@ def logprobs_of(tokens: list[TokenInfo], offset: int) -> dict[str, list[Any]]:
 
 
 def _top(token: TokenInfo) -> dict[str, float] | None:
-    """The likeliest tokens and the one that was chosen; None where nothing is known of it."""
+    """The likeliest tokens and the chosen one; None if there are no logits for the token."""
     if token.logprob is None:
         return None
     return {each.text: each.logprob for each in token.top} | {token.text: token.logprob}

@@ -19,7 +19,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass
 class ChatFormatterResponse:
-    """A conversation as a prompt. added_special: BOS is in it. stop: texts that end the answer."""
+    """A conversation as a prompt. added_special: BOS is part of it.
+
+    stop: texts that end the answer.
+    """
 
     prompt: str
     stop: str | list[str] | None = None
@@ -33,17 +36,20 @@ class ChatFormatterResponse:
 
 
 class ChatFormatter(Protocol):
-    """Makes a prompt of messages."""
+    """A Protocol of functions that make a prompt of messages."""
 
     def __call__(self, *, messages: Messages, **kwargs: Any) -> ChatFormatterResponse:
-        """The prompt, and what ends its answer."""
+        """The prompt, and the texts that end its answer."""
 
 
 class LlamaChatCompletionHandler(Protocol):
-    """Answers a conversation; its arguments are a Llama and create_chat_completion's."""
+    """A Protocol of functions that answer a conversation.
+
+    They take a Llama and create_chat_completion's arguments.
+    """
 
     def __call__(self, *, llama: Any, **given: Any) -> Chunk | Iterator[Chunk]:
-        """A chat completion, or its chunks."""
+        """A chat completion, or an iterator of its chunks."""
 
 
 class LlamaChatCompletionHandlerNotFoundException(Exception):
@@ -58,13 +64,13 @@ class LlamaChatCompletionHandlerRegistry:
     def register_chat_completion_handler(
         self, name: str, chat_handler: LlamaChatCompletionHandler, overwrite: bool = False
     ) -> None:
-        """Name a handler. Raises ValueError for a name that is taken."""
+        """Register a handler under a name. Raises ValueError for a name that is taken."""
         if not overwrite and name in self._handlers:
             raise ValueError(f"chat format {name!r} is registered already: set overwrite=True")
         self._handlers[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Remove a handler. Raises ValueError where there is none."""
+        """Remove a handler. Raises ValueError if there is none of that name."""
         if self._handlers.pop(name, None) is None:
             raise ValueError(f"no chat format {name!r} is registered")
 
@@ -93,7 +99,7 @@ def get_chat_completion_handler(name: str) -> LlamaChatCompletionHandler:
 def register_chat_completion_handler(
     name: str,
 ) -> Callable[[LlamaChatCompletionHandler], LlamaChatCompletionHandler]:
-    """A decorator that names a handler."""
+    """A decorator that registers a handler under a name."""
 
     def register(handler: LlamaChatCompletionHandler) -> LlamaChatCompletionHandler:
         LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(name, handler)
@@ -103,7 +109,7 @@ def register_chat_completion_handler(
 
 
 def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
-    """A decorator that names a formatter."""
+    """A decorator that registers a formatter under a name."""
 
     def register(formatter: ChatFormatter) -> ChatFormatter:
         handler = chat_formatter_to_chat_completion_handler(formatter)
@@ -132,18 +138,18 @@ def _named_handler(name: str) -> LlamaChatCompletionHandler:
 
 
 def _whole(llama: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of create_chat_completion, by default where they are not given."""
+    """All arguments of create_chat_completion, with defaults for those that are not given."""
     parameters = inspect.signature(llama.create_chat_completion).parameters.values()
     return {p.name: given.get(p.name, p.default) for p in parameters}
 
 
 class _Formatted(ChatFormat):
-    """The chat format of a formatter: all of its prompt is its own text, also what users say."""
+    """The chat format of a formatter: all of its prompt is trusted text, also what users say."""
 
     def __init__(self, engine: TextModel, formatter: ChatFormatter) -> None:
         self._engine, self._formatter = engine, formatter
         self.stop = ()
-        try:  # what shows how answers are written
+        try:  # the parser of answers is found by the template
             self._template = engine.chat_template
         except PromptError:
             self._template = ChatTemplate(default_template(["<|im_start|>"]))
@@ -158,7 +164,7 @@ class _Formatted(ChatFormat):
         continued: bool = False,
         generation: bool = True,
     ) -> Prompt:
-        """A conversation as tokens; thinking and continued mean nothing to a formatter."""
+        """A conversation as tokens; thinking and continued have no effect on a formatter."""
         found = self._formatter(messages=messages, tools=tools or None, **dict(variables or {}))
         tokenizer = self._engine.tokenizer
         ids = tokenizer.encode(
@@ -171,7 +177,7 @@ class _Formatted(ChatFormat):
 
 
 class Jinja2ChatFormatter:
-    """A formatter of a template, which is not trusted: it runs in tamis's sandbox."""
+    """A formatter of a template; the template is not trusted and runs in tamis's sandbox."""
 
     def __init__(
         self,
@@ -208,9 +214,9 @@ class Jinja2ChatFormatter:
 def hf_tokenizer_config_to_chat_formatter(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> ChatFormatter:
-    """A formatter of what a tokenizer_config.json has. Raises ValueError where it lacks something.
+    """A formatter of a tokenizer_config.json's content. Raises ValueError if it lacks something.
 
-    An end of text follows the prompt where add_generation_prompt is true, as in llama_cpp.
+    An end of text follows the prompt if add_generation_prompt is true, as in llama_cpp.
     """
     names = ("chat_template", "bos_token", "eos_token")
     if missing := [name for name in names if not isinstance(tokenizer_config.get(name), str)]:
@@ -229,13 +235,16 @@ def hf_tokenizer_config_to_chat_formatter(
 def hf_tokenizer_config_to_chat_completion_handler(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> LlamaChatCompletionHandler:
-    """A handler of what a tokenizer_config.json has. Raises ValueError."""
+    """A handler of a tokenizer_config.json's content. Raises ValueError if it lacks something."""
     formatter = hf_tokenizer_config_to_chat_formatter(tokenizer_config, add_generation_prompt)
     return chat_formatter_to_chat_completion_handler(formatter)
 
 
 def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | None:
-    """The name of the chat format whose template a file has; None for another one, or none."""
+    """The name of the chat format whose template a file has.
+
+    None for any other template, or none.
+    """
     source = metadata.get("tokenizer.chat_template", "")
     marks = (("<|im_start|>", "chatml"), ("<|start_header_id|>", "llama-3"),
              ("[INST]", "mistral-instruct"))  # fmt: skip
@@ -245,7 +254,7 @@ def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | N
 
 
 def named_formatter(name: str) -> ChatFormatter:
-    """The formatter of one of tamis's own names, without BOS."""
+    """The formatter of one of tamis's format names, without BOS."""
     source, stop = NAMED[name]
     template = ChatTemplate(source, eos="</s>")
 

@@ -27,11 +27,14 @@ ws ::= [ \t\n]{0,20}
 
 
 class SchemaText(str):
-    """A JSON schema where a program expects a grammar's text."""
+    """A JSON schema where a program expects the text of a grammar."""
 
 
 def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> SchemaText:
-    """The schema, for LlamaGrammar.from_string: it is compiled as it is. Raises ValueError."""
+    """A schema as LlamaGrammar.from_string takes it; it is compiled without conversion.
+
+    Raises ValueError.
+    """
     json.loads(schema)
     return SchemaText(schema)
 
@@ -46,7 +49,7 @@ class LlamaGrammar:
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
         """A grammar in GBNF, llama.cpp's notation, whose rule `root` is the answer.
 
-        What json_schema_to_gbnf gives is a schema still.
+        The result of json_schema_to_gbnf is taken, too, and remains a schema.
         """
         return cls(_grammar=grammar, _is_schema=isinstance(grammar, SchemaText))
 
@@ -60,12 +63,15 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> "LlamaGrammar":
-        """JSON texts of a schema. Raises ValueError where it is no JSON."""
+        """A grammar of the JSON texts that fit a schema.
+
+        Raises ValueError if the schema is not JSON.
+        """
         json.loads(json_schema)
         return cls(_grammar=json_schema, _is_schema=True)
 
     def step(self, tokenizer: GrammarTokenizer) -> Grammar:
-        """The sampler's step; a warning names what of a schema is not enforced.
+        """The sampler's step for the grammar; warns about parts of a schema that are not enforced.
 
         Raises SamplerError, ImportError.
         """
@@ -75,7 +81,7 @@ class LlamaGrammar:
         return Grammar(found.text, tokenizer)
 
     def compiled_here(self, tokenizer: GrammarTokenizer | None = None) -> CompiledGrammar:
-        """The grammar for llguidance, of a process that may crash: nothing is tried out before."""
+        """Compile the grammar in this process, without a trial compilation elsewhere before."""
         if self._is_schema:
             return compile_schema(json.loads(self._grammar))
         return compile_gbnf(self._grammar, tokenizer)

@@ -1,6 +1,6 @@
-"""The keyword arguments of Llama's methods as types, for what checks and completes users' programs.
+"""The keyword arguments of Llama's methods as types, for type checkers and editors.
 
-All but `stream`, on which the result's type depends.
+`stream` is not among them, as the result's type depends on it.
 """
 
 from typing import Any, TypedDict
@@ -10,7 +10,7 @@ from tamis.bindings.drop_in.sampling import LogitsProcessorList, StoppingCriteri
 
 
 class Options(TypedDict, total=False):
-    """What completions and chats have in common."""
+    """Keyword arguments that completions and chats share."""
 
     max_tokens: int | None
     temperature: float
@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
 
 
 class CompletionOptions(Options, total=False):
-    """Of Llama.create_completion, beside the prompt."""
+    """Keyword arguments of Llama.create_completion, except the prompt."""
 
     suffix: str | None
     logprobs: int | None
@@ -43,7 +43,7 @@ class CompletionOptions(Options, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Of Llama.create_chat_completion, beside the messages."""
+    """Keyword arguments of Llama.create_chat_completion, except the messages."""
 
     functions: list[dict[str, Any]] | None
     function_call: str | dict[str, Any] | None

@@ -18,7 +18,7 @@ Ids = Callable[[], np.ndarray]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Functions of (tokens int32 [n], logits f32 [n_vocab]) that give logits, one after another."""
+    """Functions of (tokens int32 [n], logits f32 [n_vocab]) that return logits, applied in turn."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """Logits after all functions."""
@@ -28,7 +28,10 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Functions of (tokens int32 [n], logits f32 [n_vocab]); the answer ends where one is true."""
+    """Functions of (tokens int32 [n], logits f32 [n_vocab]).
+
+    The answer ends when one returns true.
+    """
 
     def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
         """Whether the answer ends."""
@@ -36,14 +39,14 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class MinTokensLogitsProcessor:
-    """Forbids the token that ends the text before there are min_tokens more tokens."""
+    """Forbids the token that ends the text until there are min_tokens new tokens."""
 
     def __init__(self, min_tokens: int, token_eos: int) -> None:
         self.min_tokens, self.token_eos = min_tokens, token_eos
         self.prompt_tokens: int | None = None
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Logits, without the end of the text while it is too early."""
+        """The logits, with the end of the text forbidden as long as there are too few tokens."""
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
@@ -53,7 +56,7 @@ class MinTokensLogitsProcessor:
 
 
 class _Processors(Step):
-    """The caller's functions; they see all logits, so they come first."""
+    """The caller's functions as a step; it comes first, as they expect all logits."""
 
     def __init__(self, processors: LogitsProcessorList, ids: Ids) -> None:
         self._processors, self._ids = processors, ids
@@ -68,7 +71,10 @@ class _Processors(Step):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling arguments of llama_cpp.Llama's methods; last_n is its last_n_tokens_size."""
+    """The sampling arguments of llama_cpp.Llama's methods.
+
+    last_n is llama_cpp's last_n_tokens_size.
+    """
 
     temp: float = 0.8
     top_k: int = 40
@@ -84,7 +90,7 @@ class Sampling:
     logits_processor: LogitsProcessorList | None = None
     grammar: LlamaGrammar | None = None
     logit_bias: Mapping[int, float] | None = None
-    # Of llama.cpp's server, as SamplerParams has them.
+    # Fields of llama.cpp's server, with the names of SamplerParams.
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
     top_n_sigma: float = -1.0
@@ -96,7 +102,7 @@ class Sampling:
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     min_keep: int = 0
-    repeat_last_n: int | None = None  # instead of the sampler's last_n
+    repeat_last_n: int | None = None  # replaces the sampler's last_n
     ignore_eos: bool = False
 
     def sampler(
@@ -110,13 +116,13 @@ class Sampling:
         tokenizer: Tokenizer | None = None,
         prompt: Sequence[int] = (),
     ) -> Sampler:
-        """The chain: processors, biases, grammar, penalties, then what SamplerParams describe.
+        """The chain: processors, biases, grammar, penalties, then the steps of SamplerParams.
 
-        grammar: the compiled step of `self.grammar`, by a caller with a tokenizer; tokenizer:
-        for the breakers of DRY and ignore_eos; prompt: what comes before the answer, which
-        penalties and DRY count as well.
-        As in llama_cpp, a temperature of 0 is greedy and a negative one draws from all tokens as
-        they are. Raises SamplerError, ImportError.
+        grammar: the compiled step of `self.grammar`, from a caller that has a tokenizer. tokenizer:
+        for the sequence breakers of DRY, and for ignore_eos. prompt: the tokens before the answer,
+        which penalties and DRY count as well. As in llama_cpp, a temperature of 0 is greedy, and a
+        negative one draws from all tokens with their probabilities unchanged. Raises SamplerError,
+        ImportError.
         """
         steps: list[Step] = []
         if self.logits_processor:

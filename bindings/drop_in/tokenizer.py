@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class TextModel(Protocol):
-    """What a tokenizer needs of a Llama."""
+    """What a tokenizer needs of a Llama: a Protocol."""
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text in UTF-8."""
@@ -21,7 +21,7 @@ class TextModel(Protocol):
 
 
 class BaseLlamaTokenizer(ABC):
-    """What a Llama can be given as its tokenizer."""
+    """The interface of a tokenizer that can be passed to a Llama."""
 
     @abstractmethod
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -38,7 +38,7 @@ class BaseLlamaTokenizer(ABC):
 
 
 class LlamaTokenizer(BaseLlamaTokenizer):
-    """Tokens of bytes and of str."""
+    """A Llama's tokenizer, with methods for bytes and for str."""
 
     def __init__(self, llama: TextModel) -> None:
         self._llama = llama

@@ -1,4 +1,4 @@
-"""What a conversation says of tools: schemas of calls, messages for templates without tools."""
+"""Tools in conversations: schemas of calls, and messages for templates without tools."""
 
 import contextlib
 import json
@@ -23,19 +23,22 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 _FIELDS = {"name": ("name",), "arguments": ("arguments",)}
-# What `HERMES_SYSTEM` asks for, and what a grammar of `call_schema` gives.
+# The format that `HERMES_SYSTEM` asks for and a grammar of `call_schema` enforces.
 HERMES = ToolFormat("json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=_FIELDS)
 BARE = ToolFormat("json", fields=_FIELDS)
 
 
-# Of a function without parameters, as OpenAI's API has it: it is called with {}.
+# The parameters of a function that names none, as in OpenAI's API: it is called with {}.
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def as_tools(
     tools: Sequence[Mapping[str, Any]] | None, functions: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The tools of a call, also those given the old way as functions; all have parameters."""
+    """The tools of a request, including those in the older `functions` form.
+
+    All have parameters.
+    """
     found = [{"type": "function", "function": dict(f)} for f in functions or ()]
     return [_with_parameters(dict(tool)) for tool in [*(tools or ()), *found]]
 
@@ -48,7 +51,9 @@ def _with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def allowed(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
-    """The tools of a choice of the kind allowed_tools, and its mode; of others what was given.
+    """The tools and the mode that a choice of the kind allowed_tools names.
+
+    Other choices are unchanged.
 
     Raises ValueError.
     """
@@ -78,7 +83,7 @@ def _name(tool: Any) -> str:
 def forced(
     tools: list[dict[str, Any]], tool_choice: Any, function_call: Any
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """Name and JSON schema of the tool that must be called; None: the model decides.
+    """The name and JSON schema of the tool that must be called; None if the model decides.
 
     Raises ValueError for a tool that is not among them.
     """
@@ -95,7 +100,10 @@ def forced(
 
 
 def call_schema(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON schema of a call of any of the tools; references in theirs lead into their own."""
+    """The JSON schema of a call of any of the tools.
+
+    References in a tool's schema stay within it.
+    """
     calls = []
     for i, tool in enumerate(tools):
         schema = tool["function"]["parameters"]

@@ -1,7 +1,7 @@
-"""Functions of LoRA adapters and control vectors: all sequences of a context have the same.
+"""Functions of LoRA adapters and control vectors: all sequences of a context share them.
 
-Weights stay as they are, so contexts of one model may have different ones. What a context holds was
-computed with the adapters it had: they change only while it holds no tokens.
+Weights are not changed, so contexts of one model may have different adapters. The KV cache was
+computed with the context's adapters: they change only while it holds no tokens.
 """
 
 from dataclasses import replace
@@ -78,20 +78,23 @@ def _invocation(adapter: Any) -> list[int]:
 
 @returns(0)
 def llama_adapter_get_alora_n_invocation_tokens(adapter: int) -> int:
-    """How many tokens switch an activated adapter on; 0 for any other adapter."""
+    """The number of tokens that switch an activated adapter on; 0 for any other adapter."""
     return len(_invocation(adapter))
 
 
 @returns(None)
 def llama_adapter_get_alora_invocation_tokens(adapter: int) -> np.ndarray | None:
-    """Those tokens, int32 [n]; None where there are none. When to use it is the caller's."""
+    """The invocation tokens, int32 [n]; None if there are none.
+
+    The caller decides when to use it.
+    """
     found = _invocation(adapter)
     return np.array(found, np.int32) if found else None
 
 
 @returns()
 def llama_set_adapters_lora(ctx: int, adapters: Any, n_adapters: int, scales: Any) -> int:
-    """Have a context use these adapters and no others, each times its scale."""
+    """Make a context use these adapters and no others, each multiplied by its scale."""
     n = as_int(n_adapters, "n_adapters", 0)
     if n and (len(adapters) < n or len(scales) < n):
         invalid(f"adapters or scales has fewer than {n} entries")
@@ -110,7 +113,7 @@ def llama_set_adapters_lora(ctx: int, adapters: Any, n_adapters: int, scales: An
 def llama_set_adapter_cvec(
     ctx: int, data: Any, len: int, n_embd: int, il_start: int, il_end: int
 ) -> int:
-    """Add vectors to the layers il_start to il_end of a context; data None: none from now on.
+    """Add vectors to the layers il_start to il_end of a context; data None removes them.
 
     data: float32 [n_layer - 1, n_embd], of the layers from 1 on.
     """
@@ -130,7 +133,7 @@ def llama_set_adapter_cvec(
 
 
 def _change(context: Context, adapters: Adapters) -> None:
-    """Begin all sequences anew with other adapters. Raises Refusal where one holds tokens."""
+    """Replace the adapters and all sequences of a context. Raises Refusal if one holds tokens."""
     if any(context.n_past(seq) for seq in context.sessions):
         raise Refusal(
             LLAMA_UNSUPPORTED,

@@ -1,4 +1,4 @@
-"""llama.h's extended batches: tokens are added one by one, with what is wanted of each."""
+"""llama.h's extended batches: tokens are added one by one, each with the outputs asked of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,12 @@ from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.params import LLAMA_TOKEN_NULL, llama_batch
 from tamis.bindings.flat.status import LLAMA_OK, LLAMA_UNSUPPORTED, Refusal, invalid, returns
 
-FULL, NO_TOKEN, NO_SEQUENCE = -1, -2, -3  # what the functions that add give instead of an index
+# what the functions that add a token return instead of an index
+FULL, NO_TOKEN, NO_SEQUENCE = -1, -2, -3
 
 
 class Entry:
-    """A token: its sequences, its position (None: not said yet), whether its logits are wanted."""
+    """A token: its sequences, its position (None: not set yet), whether its logits are wanted."""
 
     def __init__(self, token: int, seq: int) -> None:
         self.token, self.seqs, self.wanted = token, [seq], False
@@ -32,7 +33,7 @@ class BatchExt:
         self.entries: list[Entry] = []
 
     def as_batch(self) -> llama_batch:
-        """It as llama_decode takes it. Raises Refusal where something is missing."""
+        """The batch as llama_decode takes it. Raises Refusal if something is missing."""
         for i, entry in enumerate(self.entries):
             if entry.token == LLAMA_TOKEN_NULL or entry.pos is None:
                 invalid(f"entry {i} has no {'position' if entry.pos is None else 'token'}")
@@ -69,7 +70,7 @@ def llama_batch_ext_clear(batch: int) -> int:
 
 @returns(NO_TOKEN)
 def llama_batch_ext_add(batch: int, seq_id: int) -> int:
-    """An entry without a token, which is of use with input embeddings only: those are refused."""
+    """Add an entry without a token. It is of use with input embeddings only, which are refused."""
     return _add(batch, seq_id, LLAMA_TOKEN_NULL)
 
 
@@ -82,7 +83,7 @@ def llama_batch_ext_add_token(batch: int, seq_id: int, id: int) -> int:
 
 @returns(NO_TOKEN)
 def llama_batch_ext_add_embd(batch: int, seq_id: int, embd: Any) -> int:
-    """-2: input embeddings are not supported."""
+    """Always -2: input embeddings are not supported."""
     raise Refusal(LLAMA_UNSUPPORTED, "input embeddings are not supported")
 
 
@@ -104,7 +105,7 @@ def _set(batch: int, idx: int, change: Callable[[BatchExt, Entry], None]) -> boo
 
 @returns(False)
 def llama_batch_ext_add_seq(batch: int, idx: int, seq_id: int) -> bool:
-    """Let a token be another sequence's too, at the same position."""
+    """Add a token to another sequence, too, at the same position."""
 
     def change(found: BatchExt, entry: Entry) -> None:
         entry.seqs.append(as_int(seq_id, "seq_id", 0, found.n_seq_max - 1))
@@ -114,7 +115,7 @@ def llama_batch_ext_add_seq(batch: int, idx: int, seq_id: int) -> bool:
 
 @returns(False)
 def llama_batch_ext_set_pos(batch: int, idx: int, pos: Any) -> bool:
-    """Set a token's position; pos: a buffer of one."""
+    """Set a token's position; pos: a buffer of one element."""
     value = int(as_array(pos, np.int32, "pos", 1)[0])
 
     def change(found: BatchExt, entry: Entry) -> None:
@@ -125,7 +126,7 @@ def llama_batch_ext_set_pos(batch: int, idx: int, pos: Any) -> bool:
 
 @returns(False)
 def llama_batch_ext_set_output_logits(batch: int, idx: int, value: bool) -> bool:
-    """Whether a token's output is wanted."""
+    """Set whether a token's output is wanted."""
 
     def change(found: BatchExt, entry: Entry) -> None:
         entry.wanted = bool(value)

@@ -1,7 +1,7 @@
-"""Arguments from outside: numbers in their ranges, texts, and memory that is read or written.
+"""Checked arguments of the flat API: numbers in their ranges, texts, and memory.
 
-A buffer is anything with Python's buffer protocol: a NumPy array, bytes, a bytearray, an array or
-a number of ctypes.
+A buffer is anything with Python's buffer protocol: a NumPy array, bytes, a bytearray, an array or a
+number of ctypes.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def as_int(value: Any, name: str, low: int = INT32_MIN, high: int = INT32_MAX) -
 
 
 def as_float(value: Any, name: str) -> float:
-    """A finite number. Raises Refusal."""
+    """A number as a finite float. Raises Refusal."""
     value = getattr(value, "value", value) if isinstance(value, ctypes._SimpleCData) else value
     if not isinstance(value, Real) or not math.isfinite(value):
         invalid(f"{name} is {value!r}, expected a finite number")
@@ -49,7 +49,7 @@ def as_function(value: Any, name: str) -> Any:
 
 
 def as_array(buffer: Any, dtype: Any, name: str, n: int, *, write: bool = False) -> np.ndarray:
-    """The first n elements of a buffer, shared with it. Raises Refusal where it is too small."""
+    """The first n elements of a buffer, not copied. Raises Refusal if the buffer is too small."""
     dtype = np.dtype(dtype)
     if isinstance(buffer, list | tuple) and not write:
         return _array_of(buffer, dtype, name, n)
@@ -61,7 +61,7 @@ def as_array(buffer: Any, dtype: Any, name: str, n: int, *, write: bool = False)
         invalid(f"{name} must be contiguous" + (" and writable" if write else ""))
     if view.nbytes < n * dtype.itemsize:
         invalid(f"{name} has {view.nbytes} bytes, expected at least {n * dtype.itemsize}")
-    # Integers of another size would be read as nonsense; bytes may hold anything.
+    # Integers of another size would be misread; bytes may hold any elements.
     if view.itemsize != dtype.itemsize and view.itemsize != 1:
         invalid(f"{name} has elements of {view.itemsize} bytes, expected {dtype}")
     return np.frombuffer(buffer, np.uint8)[: n * dtype.itemsize].view(dtype)
@@ -75,7 +75,9 @@ def _array_of(values: list | tuple, dtype: np.dtype, name: str, n: int) -> np.nd
 
 
 def write_bytes(data: bytes, buffer: Any, length: Any, name: str) -> int:
-    """Put all of `data` into a buffer of `length` bytes; the number of bytes, negative if too few.
+    """Copy all of `data` into a buffer of `length` bytes.
+
+    Returns the number of bytes, negative if it is too small.
 
     buffer None or length 0 asks for the size.
     """
@@ -89,7 +91,10 @@ def write_bytes(data: bytes, buffer: Any, length: Any, name: str) -> int:
 
 
 def write_string(text: str, buffer: Any, size: Any) -> int:
-    """C's snprintf: as much as fits and a zero byte; the length of the whole text in bytes."""
+    """Copy a text as C's snprintf does: as much as fits, and a zero byte.
+
+    Returns the full length in bytes.
+    """
     data, size = text.encode(), as_int(size, "buf_size", 0)
     if size:
         target = as_array(buffer, np.uint8, "buf", size, write=True)

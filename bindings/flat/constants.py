@@ -1,4 +1,4 @@
-"""llama.h's constants that say what a number means, also of things that tamis has not.
+"""llama.h's constants, including those of features that tamis does not have.
 
 Those with a meaning of their own here are in params.py and status.py.
 """

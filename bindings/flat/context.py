@@ -1,7 +1,7 @@
-"""A context: one Session a sequence, a lock, and what the last llama_decode has put out.
+"""A context: one Session per sequence, a lock, and the outputs of the last llama_decode.
 
 Calls on one context, from any threads, run one after another; contexts of one model may be used
-concurrently. A callback runs in the thread of the call it belongs to, in the middle of it: calls
+concurrently. A callback runs in the thread of the call that it belongs to, within that call: calls
 on the same context are refused there.
 """
 
@@ -34,12 +34,12 @@ MAX_SEQ = 256
 
 
 class Job(NamedTuple):
-    """What a batch has for one sequence."""
+    """The tokens of a batch that belong to one sequence."""
 
     seq: int
     rows: list[int]  # of the batch
     ids: list[int]
-    wanted: np.ndarray  # bool: rows whose output is asked for
+    wanted: np.ndarray  # bool: rows whose output is wanted
 
 
 class Memory(NamedTuple):
@@ -61,7 +61,7 @@ class Timings:
         self.n_p_eval = self.n_eval = 0
 
     def add(self, n_token: int, seconds: float) -> None:
-        """Count a step of one token, or a prompt."""
+        """Count a decode step of one token, or the tokens of a prompt."""
         if n_token == 1:
             self.n_eval, self.t_eval_ms = self.n_eval + 1, self.t_eval_ms + seconds * 1e3
         else:
@@ -75,10 +75,11 @@ class Context:
     def __init__(
         self, model: Model, params: llama_context_params, session: Session | None = None
     ) -> None:
-        """session: sequence 0, of the same parameters; None: a new one."""
+        """Make a context; session: sequence 0, with the same parameters, or None for a new one."""
         p, engine = params, model.engine if params.offload_kqv else model.engine.with_kv_on_host()
         self.model, self._engine, self.lock = model, engine, threading.RLock()
-        self.busy = False  # within decode: seen by callbacks only, others wait for the lock
+        # True within decode: only callbacks see it, other threads wait for the lock
+        self.busy = False
         self.n_seq_max = as_int(p.n_seq_max, "n_seq_max", 1, MAX_SEQ)
         n_ctx = as_int(p.n_ctx, "n_ctx", 0, MAX_CTX)
         self.n_ctx_seq = n_ctx // self.n_seq_max if n_ctx else engine.context(None)
@@ -96,7 +97,7 @@ class Context:
         self.abort = as_function(p.abort_callback, "abort_callback"), p.abort_callback_data
         self.progress: tuple[Any, Any] = None, None
         self.sessions: dict[int, Session] = {} if session is None else {0: session}
-        # Positions that llama_memory_seq_rm has taken out of the middle; sessions still hold them.
+        # Positions that llama_memory_seq_rm removed from the middle; sessions still hold them.
         self.gaps: dict[int, range] = {}
         self._batch = Batch(engine)
         self.timings = Timings()
@@ -107,13 +108,14 @@ class Context:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of all sequences together."""
+        """The number of tokens that all sequences together may hold."""
         return self.n_ctx_seq * self.n_seq_max
 
     def check_threads(self, n: Any, name: str) -> None:
-        """Raise Refusal for another number of threads than the model's.
+        """Raise Refusal for a number of threads that is not the model's.
 
-        More than there are processors are as many as those, for a model too.
+        A number above that of the processors counts as that of the processors, as it does for a
+        model.
         """
         own = self.model.engine.n_threads
         if min(as_int(n, name, 0), usable_cpus()) not in (0, own):
@@ -121,7 +123,7 @@ class Context:
             raise Refusal(LLAMA_UNSUPPORTED, message)
 
     def session(self, seq: int) -> Session:
-        """The sequence `seq`; it is made when it is first used."""
+        """The session of the sequence `seq`; it is made when it is first used."""
         if seq not in self.sessions:
             self.sessions[seq] = self.new_session()
         return self.sessions[seq]
@@ -140,11 +142,11 @@ class Context:
         )
 
     def n_past(self, seq: int) -> int:
-        """Tokens that a sequence holds."""
+        """The number of tokens that a sequence holds."""
         return self.sessions[seq].n_past if seq in self.sessions else 0
 
     def check_whole(self, seq: int) -> None:
-        """Raise Refusal where positions are missing before the last one."""
+        """Raise Refusal if a sequence has a gap before its last position."""
         if seq in self.gaps:
             gap, n = self.gaps[seq], self.n_past(seq)
             invalid(
@@ -154,23 +156,29 @@ class Context:
             )
 
     def empty(self, seq: int) -> None:
-        """Drop all tokens of a sequence that was used."""
+        """Drop all tokens of a sequence, if it was used."""
         self.gaps.pop(seq, None)
         self.sessions[seq].truncate(0)
 
     def seq_id(self, value: Any, *, any_below: int = 0) -> int:
-        """A sequence's number; any_below -1 allows negative ones, which mean all. Refusal."""
+        """A checked sequence id; any_below -1 allows negative ids, which mean all.
+
+        Raises Refusal.
+        """
         low = -(1 << 31) if any_below < 0 else 0
         return as_int(value, "seq_id", low, self.n_seq_max - 1)
 
     def drop_outputs(self) -> None:
-        """Have no logits and no embeddings."""
+        """Drop the logits and embeddings of the last batch."""
         self.logits: dict[int, np.ndarray] = {}  # by row of the batch
         self.hidden: dict[int, np.ndarray] = {}
         self.pooled: dict[int, np.ndarray] = {}  # by sequence
 
     def decode(self, batch: llama_batch) -> None:
-        """Run a batch. Raises Refusal or what a Session does; nothing of it is then held."""
+        """Run a batch.
+
+        Raises Refusal or what a Session raises; then no token of the batch is held.
+        """
         jobs = self._jobs(batch)
         self.drop_outputs()
         self.busy = True
@@ -192,7 +200,7 @@ class Context:
             self.busy = False
 
     def _jobs(self, batch: llama_batch) -> list[Job]:
-        """The batch by sequence, checked: nothing has been run when this raises."""
+        """The batch split by sequence and checked; an error here comes before anything was run."""
         if not isinstance(batch, llama_batch):
             invalid(f"batch is {batch!r}, expected llama_batch_init() or llama_batch_get_one()")
         n = as_int(batch.n_tokens, "n_tokens", 1, self.n_batch)
@@ -248,7 +256,7 @@ class Context:
         return len(job.ids) == 1 and self.n_past(job.seq) > 0 and not self.embeddings
 
     def _step(self, jobs: list[Job]) -> None:
-        """One token of each of several sequences."""
+        """Run one token of each of several sequences."""
         begin = time.perf_counter()
         self._watch()(0, len(jobs))
         found = self._batch.step({self.session(job.seq): job.ids[0] for job in jobs})
@@ -280,7 +288,10 @@ class Context:
             self.logits.setdefault(i, row)
 
     def _watch(self) -> Callable[[int, int], None]:
-        """What is called as tokens are done: the caller's callbacks. Raises Refusal."""
+        """A function to call as tokens are done, which calls the caller's callbacks.
+
+        Raises Refusal.
+        """
         (abort, abort_data), (progress, progress_data) = self.abort, self.progress
 
         def watch(done: int, total: int) -> None:
@@ -312,9 +323,9 @@ def _pooling(model: Model, value: Any) -> str:
 
 
 def flat_handles(engine: Any, session: Any, params: llama_context_params) -> tuple[int, int]:
-    """Handles of a model and a context of an engine and a session that another owner has.
+    """Handles of a model and a context for an engine and a session of another owner.
 
-    A model without its weights has context 0.
+    Without weights there is no context: its handle is 0.
     """
     model = Model(engine)
     if isinstance(engine, VocabOnly):
@@ -325,7 +336,7 @@ def flat_handles(engine: Any, session: Any, params: llama_context_params) -> tup
 
 @contextmanager
 def using(handle: Any) -> Iterator[Context]:
-    """The context of a handle, for this thread alone until the block ends. Raises Refusal."""
+    """Give this thread the context of a handle for itself until the block ends. Raises Refusal."""
     context = TABLE.get(handle, Context)
     with context.lock:
         TABLE.get(handle, Context)  # another thread may have freed it while this one waited
@@ -335,7 +346,7 @@ def using(handle: Any) -> Iterator[Context]:
 
 @contextmanager
 def using_memory(handle: Any) -> Iterator[Context]:
-    """The same, of a handle that llama_get_memory gave."""
+    """Do the same for a handle that llama_get_memory returned."""
     context = TABLE.get(handle, Memory).context
     with context.lock:
         TABLE.get(handle, Memory)

@@ -1,4 +1,4 @@
-"""Samplers of a program's own: functions in the place of a step of ours; and what fills gaps."""
+"""Samplers of a program's own: C functions as steps of a chain; and the sampler of infill."""
 
 import copy
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from tamis.sampling.infill import Infill
 class llama_sampler_i:
     """A sampler's functions; the first argument of each is the ctx of llama_sampler_init.
 
-    apply changes a llama_token_data_array: logits, size, the order, and selected where it chooses.
-    clone gives the ctx of a copy; without it ctx is copied deeply.
+    apply changes a llama_token_data_array: logits, size, order, and selected if it chooses a token.
+    clone returns the ctx of a copy; without it ctx is copied deeply.
     """
 
     apply: Callable[[Any, llama_token_data_array], None]
@@ -33,7 +33,7 @@ class llama_sampler_i:
 
 
 class Custom(Step):
-    """A step that calls a program's functions. It chooses where they set `selected`."""
+    """A step that calls a program's functions. It chooses a token if they set `selected`."""
 
     def __init__(self, functions: llama_sampler_i, ctx: Any) -> None:
         self._functions, self._ctx = functions, ctx
@@ -44,7 +44,10 @@ class Custom(Step):
         return Custom(self._functions, clone(self._ctx) if clone else copy.deepcopy(self._ctx))
 
     def apply(self, c: Candidates) -> Candidates:
-        """What the program's function leaves. Raises Refusal where that is no array of tokens."""
+        """The candidates that the program's function returns.
+
+        Raises Refusal if they are malformed.
+        """
         data = np.zeros(len(c), TOKEN_DATA)
         data["id"], data["logit"], data["p"] = c.ids, c.logits, c.probs()
         array = llama_token_data_array(data, len(data), -1, c.sorted)
@@ -57,19 +60,19 @@ class Custom(Step):
         return Candidates(left["id"][rows].copy(), left["logit"][rows].copy(), bool(array.sorted))
 
     def accept(self, token_id: int) -> None:
-        """Tell the program's function."""
+        """Pass the token to the program's function."""
         if self._functions.accept is not None:
             self._functions.accept(self._ctx, token_id)
 
     def reset(self) -> None:
-        """Tell the program's function."""
+        """Call the program's function."""
         if self._functions.reset is not None:
             self._functions.reset(self._ctx)
 
 
 @returns(0)
 def llama_sampler_init(iface: llama_sampler_i, ctx: Any) -> int:
-    """A sampler of a program's own functions, which are called with ctx."""
+    """A handle of a sampler with a program's own functions, which are called with ctx."""
     if not isinstance(iface, llama_sampler_i):
         invalid(f"iface is {iface!r}, expected llama_sampler_i")
     for field in ("apply", "accept", "reset", "clone", "name"):
@@ -83,7 +86,7 @@ def llama_sampler_init(iface: llama_sampler_i, ctx: Any) -> int:
 
 @returns(0)
 def llama_sampler_init_infill(vocab: int) -> int:
-    """Choose whether a gap is filled, and else keep likely tokens; put it behind top-k, top-p."""
+    """A handle of a sampler that ends or continues infill; put it after top-k and top-p."""
     engine = TABLE.get(vocab, Vocab).model.engine
     tokenizer = engine.tokenizer
     if not tokenizer.eog:

@@ -1,4 +1,4 @@
-"""Functions of contexts: make and free, batches, decode, what comes out."""
+"""Functions of contexts: creation, batches, decoding, and its outputs."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class llama_perf_context_data(NamedTuple):
 
 @returns(0)
 def llama_init_from_model(model: int, params: llama_context_params) -> int:
-    """A handle of a new context, with kernels compiled and sequence 0 allocated. 0: it failed."""
+    """A handle of a new context, with kernels compiled and sequence 0 allocated; 0 if it failed."""
     if not isinstance(params, llama_context_params):
         invalid(f"params is {params!r}, expected llama_context_default_params()")
     whole_engine(model)
@@ -44,7 +44,7 @@ def llama_init_from_model(model: int, params: llama_context_params) -> int:
 
 @returns()
 def llama_free(ctx: int) -> int:
-    """Free a context, after the call that another thread may be in."""
+    """Free a context, once a call that another thread may be in has ended."""
     with using(ctx) as context:
         TABLE.remove(ctx, Context)
         TABLE.remove(context.memory_handle, Memory)
@@ -70,49 +70,49 @@ def llama_get_memory(ctx: int) -> int:
 
 @returns(0)
 def llama_n_ctx(ctx: int) -> int:
-    """Tokens of all sequences together."""
+    """The number of tokens that all sequences together may hold."""
     with using(ctx) as context:
         return context.n_ctx
 
 
 @returns(0)
 def llama_n_ctx_seq(ctx: int) -> int:
-    """Tokens of one sequence."""
+    """The number of tokens that one sequence may hold."""
     with using(ctx) as context:
         return context.n_ctx_seq
 
 
 @returns(0)
 def llama_n_batch(ctx: int) -> int:
-    """Most tokens of a llama_decode."""
+    """The most tokens of one llama_decode."""
     with using(ctx) as context:
         return context.n_batch
 
 
 @returns(0)
 def llama_n_ubatch(ctx: int) -> int:
-    """Tokens computed at once."""
+    """The number of tokens that are computed at once."""
     with using(ctx) as context:
         return context.n_ubatch
 
 
 @returns(0)
 def llama_n_seq_max(ctx: int) -> int:
-    """Sequences of the context."""
+    """The number of sequences of the context."""
     with using(ctx) as context:
         return context.n_seq_max
 
 
 @returns(-1)
 def llama_pooling_type(ctx: int) -> int:
-    """How the rows of a sequence become one embedding."""
+    """The pooling that makes one embedding of a sequence's rows."""
     with using(ctx) as context:
         return POOLINGS.index(context.pooling)
 
 
 @returns()
 def llama_set_n_threads(ctx: int, n_threads: int, n_threads_batch: int) -> int:
-    """LLAMA_OK for the model's number of threads or 0, LLAMA_UNSUPPORTED for any other."""
+    """Accept the model's number of threads, or 0, with LLAMA_OK; any other is LLAMA_UNSUPPORTED."""
     with using(ctx) as context:
         context.check_threads(n_threads, "n_threads")
         context.check_threads(n_threads_batch, "n_threads_batch")
@@ -134,7 +134,10 @@ def llama_n_threads_batch(ctx: int) -> int:
 
 @returns()
 def llama_set_abort_callback(ctx: int, abort_callback: Any, abort_callback_data: Any) -> int:
-    """Ask abort_callback(data) before and after each n_ubatch tokens; True ends the batch."""
+    """Make llama_decode call abort_callback(data) between n_ubatch tokens; True ends the batch.
+
+    It is also called before the first and after the last of them.
+    """
     with using(ctx) as context:
         context.abort = as_function(abort_callback, "abort_callback"), abort_callback_data
     return LLAMA_OK
@@ -150,7 +153,7 @@ def tamis_set_progress_callback(ctx: int, callback: Any, user_data: Any) -> int:
 
 @returns()
 def llama_set_embeddings(ctx: int, embeddings: bool) -> int:
-    """Whether llama_decode gives embeddings, and no logits."""
+    """Set whether llama_decode outputs embeddings instead of logits."""
     with using(ctx) as context:
         context.embeddings = bool(embeddings)
     return LLAMA_OK
@@ -167,21 +170,21 @@ def llama_set_causal_attn(ctx: int, causal_attn: bool) -> int:
 
 @returns()
 def llama_set_warmup(ctx: int, warmup: bool) -> int:
-    """Nothing to do: kernels are ready when a context is made."""
+    """Do nothing: kernels are ready when a context is made."""
     with using(ctx):
         return LLAMA_OK
 
 
 @returns()
 def llama_attach_threadpool(ctx: int, threadpool: Any, threadpool_batch: Any) -> int:
-    """LLAMA_UNSUPPORTED: a model has threads of its own, see llama_model_params.n_threads."""
+    """Return LLAMA_UNSUPPORTED: a model has its own threads, see llama_model_params.n_threads."""
     with using(ctx):
         raise Refusal(LLAMA_UNSUPPORTED, "a model has threads of its own")
 
 
 @returns()
 def llama_detach_threadpool(ctx: int) -> int:
-    """Nothing to do: there is no pool of another's."""
+    """Do nothing: no thread pool can be attached."""
     with using(ctx):
         return LLAMA_OK
 
@@ -211,7 +214,7 @@ def llama_batch_init(n_tokens: int, embd: int, n_seq_max: int) -> llama_batch | 
 
 @returns(None)
 def llama_batch_get_one(tokens: Any, n_tokens: int) -> llama_batch | None:
-    """A batch of sequence 0 that goes on where it is, with logits of the last token."""
+    """A batch of sequence 0 that continues at its next position, with logits of the last token."""
     return llama_batch(n_tokens=as_int(n_tokens, "n_tokens", 0), token=tokens)
 
 
@@ -234,11 +237,12 @@ def llama_encode(ctx: int, batch: llama_batch) -> int:
 
 @returns()
 def llama_decode(ctx: int, batch: llama_batch) -> int:
-    """Run the batch's tokens: sequences with one each at once, others one after another.
+    """Run the batch's tokens: sequences with one token each together, others one after another.
 
-    LLAMA_OK, LLAMA_NO_KV_SLOT, LLAMA_ABORTED, LLAMA_INVALID (the batch) or LLAMA_FAILED. But for
-    LLAMA_OK, no sequence has any token of the batch and there is no output; llama.h leaves what
-    was done before an abort or a failure. Positions must go on from each sequence's last.
+    Returns LLAMA_OK, LLAMA_NO_KV_SLOT, LLAMA_ABORTED, LLAMA_INVALID (the batch) or LLAMA_FAILED.
+    Unless it is LLAMA_OK, no sequence holds a token of the batch and there is no output; llama.h
+    keeps the tokens that were done before an abort or a failure. Positions must follow each
+    sequence's last one.
     """
     with using(ctx) as context:
         context.decode(batch)
@@ -247,7 +251,7 @@ def llama_decode(ctx: int, batch: llama_batch) -> int:
 
 @returns(None)
 def llama_get_logits(ctx: int) -> np.ndarray | None:
-    """Logits f32 [n_output, n_vocab] of the last batch, in its order; None where there are none."""
+    """Logits f32 [n_output, n_vocab] of the last batch, in its order; None if there are none."""
     with using(ctx) as context:
         rows = [context.logits[i] for i in sorted(context.logits)]
         return np.stack(rows) if rows else None
@@ -277,7 +281,10 @@ def llama_get_embeddings_ith(ctx: int, i: int) -> np.ndarray | None:
 
 @returns(None)
 def llama_get_embeddings_seq(ctx: int, seq_id: int) -> np.ndarray | None:
-    """What stands for a sequence: f32 [n_embd], or of "rank" [n_label]; None without pooling."""
+    """The pooled embedding of a sequence: f32 [n_embd], or [n_label] for "rank".
+
+    None without pooling.
+    """
     with using(ctx) as context:
         seq = context.seq_id(seq_id)
         return context.pooled.get(seq) if context.pooling != "none" else None
@@ -305,7 +312,7 @@ def llama_perf_context(ctx: int) -> llama_perf_context_data | None:
 
 @returns()
 def llama_perf_context_print(ctx: int) -> int:
-    """Send times and counts to the log."""
+    """Write times and counts to the log."""
     with using(ctx) as context:
         t = context.timings
         say(

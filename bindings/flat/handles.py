@@ -1,4 +1,4 @@
-"""Integers that stand for objects. One that was freed, or never was, is found out."""
+"""Integers that stand for objects. A handle that was freed, or never existed, is detected."""
 
 import threading
 from numbers import Integral
@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 from tamis.bindings.flat.status import invalid
 
 T = TypeVar("T")
-INDEX_BITS = 24  # of a handle; the generation is above them, so that 63 bits do for any program
+# index bits of a handle; the generation is above them, so that any handle fits 63 bits
+INDEX_BITS = 24
 
 
 class HandleTable:
-    """Objects by handle. A place that is used again has a new generation: old handles stay stale.
+    """Objects by handle. A reused index gets a new generation, so that old handles stay stale.
 
     0 is llama.h's NULL and never a handle.
     """
@@ -36,7 +37,7 @@ class HandleTable:
             return self._generation[index] << INDEX_BITS | index
 
     def get(self, handle: Any, kind: type[T]) -> T:
-        """The object of a handle. Raises Refusal where it is none of this kind, or was freed."""
+        """The object of a handle. Raises Refusal if it is not of this kind, or was freed."""
         with self._lock:
             thing = self._find(handle)
         name = kind.__name__.lower()
@@ -47,7 +48,7 @@ class HandleTable:
         return thing
 
     def remove(self, handle: Any, kind: type[T]) -> T:
-        """The object of a handle, which is stale from now on. Raises Refusal."""
+        """The object of a handle, which is stale from then on. Raises Refusal."""
         thing = self.get(handle, kind)
         with self._lock:
             if self._find(handle) is not thing:
@@ -58,7 +59,7 @@ class HandleTable:
         return thing
 
     def __len__(self) -> int:
-        """How many objects are held."""
+        """The number of objects held."""
         with self._lock:
             return sum(thing is not None for thing in self._things)
 

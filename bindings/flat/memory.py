@@ -1,8 +1,8 @@
-"""Functions of a context's memory: sequences cut, copied, kept; what tamis adds about methods.
+"""Functions of a context's memory: sequences are cut, copied, dropped; and tamis's own for methods.
 
-A sequence is held from position 0 without gaps. Its end can be cut off. What is removed before it
-leaves a gap, which llama_memory_seq_add closes by moving all that is after it, as programs do whose
-context is full; until then the sequence takes no tokens.
+A sequence is held from position 0 without gaps. Its end can be cut off. Removing positions before
+the end leaves a gap, which llama_memory_seq_add closes by moving all later positions down, as
+programs do whose context is full; until then the sequence takes no tokens.
 """
 
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ from tamis.kv.types import KVTypes
 
 
 class MemoryStats(NamedTuple):
-    """What a context holds now; bytes of its KV cache."""
+    """The number of tokens that a context holds, and the bytes of its KV cache."""
 
     n_seq: int  # sequences with tokens
     n_tokens: int
     kv_bytes: int  # of the tokens held and of gaps, in whole pages
-    kv_bytes_max: int  # where all sequences are full
+    kv_bytes_max: int  # once all sequences are full
 
 
 @returns()
@@ -39,8 +39,8 @@ def llama_memory_clear(mem: int, data: bool) -> int:
 def llama_memory_seq_rm(mem: int, seq_id: int, p0: int, p1: int) -> bool:
     """Remove positions p0 to p1 - 1; negative: from the first, to the last; seq_id < 0: of all.
 
-    What is removed before others leaves a gap: llama_memory_seq_add closes it. False, with nothing
-    removed, where there would be two gaps.
+    Removing positions before others leaves a gap, which llama_memory_seq_add closes. Returns False,
+    with nothing removed, if there would be two gaps.
     """
     with using_memory(mem) as context:
         seq = context.seq_id(seq_id, any_below=-1)
@@ -55,7 +55,7 @@ def llama_memory_seq_rm(mem: int, seq_id: int, p0: int, p1: int) -> bool:
 
 
 def _without(context: Context, seq: int, p0: Any, p1: Any) -> tuple[int, range]:
-    """How many tokens of a sequence stay without p0 to p1 - 1, with the removed ones of a gap.
+    """The number of tokens left after removing p0 to p1 - 1, and the range of a gap among them.
 
     Raises Refusal for two gaps.
     """
@@ -79,9 +79,9 @@ def _range(p0: Any, p1: Any, n: int) -> tuple[int, int]:
 
 @returns()
 def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1: int) -> int:
-    """Let an empty sequence hold the first p1 tokens of another (p1 < 0: all).
+    """Make an empty sequence hold the first p1 tokens of another one (p1 < 0: all).
 
-    LLAMA_UNSUPPORTED where p0 is above 0 or the target holds tokens already, LLAMA_INVALID where
+    Returns LLAMA_UNSUPPORTED if p0 is above 0 or the target holds tokens already, LLAMA_INVALID if
     there is a gap among them.
     """
     with using_memory(mem) as context:
@@ -102,7 +102,7 @@ def llama_memory_seq_cp(mem: int, seq_id_src: int, seq_id_dst: int, p0: int, p1:
 
 @returns()
 def llama_memory_seq_keep(mem: int, seq_id: int) -> int:
-    """Drop all sequences but one."""
+    """Drop all sequences except one."""
     with using_memory(mem) as context:
         kept = context.seq_id(seq_id)
         for seq in context.sessions:
@@ -113,9 +113,10 @@ def llama_memory_seq_keep(mem: int, seq_id: int) -> int:
 
 @returns()
 def llama_memory_seq_add(mem: int, seq_id: int, p0: int, p1: int, delta: int) -> int:
-    """Move all that is after a gap down into it, at once: p0 its end, p1 the end, delta minus it.
+    """Close a gap by moving all later tokens down: p0 is the gap's end, delta minus its length.
 
-    Any other move is LLAMA_UNSUPPORTED, unless delta is 0 or the range is empty.
+    p1 is the sequence's end. Any other move is LLAMA_UNSUPPORTED, unless delta is 0 or the range is
+    empty.
     """
     with using_memory(mem) as context:
         seq, by = context.seq_id(seq_id), as_int(delta, "delta")
@@ -134,7 +135,7 @@ def llama_memory_seq_add(mem: int, seq_id: int, p0: int, p1: int, delta: int) ->
 
 @returns()
 def llama_memory_seq_div(mem: int, seq_id: int, p0: int, p1: int, d: int) -> int:
-    """LLAMA_UNSUPPORTED unless d is 1 or the range is empty: a token has a position of its own."""
+    """Return LLAMA_UNSUPPORTED unless d is 1 or the range is empty: positions stay distinct."""
     with using_memory(mem) as context:
         seq = context.seq_id(seq_id)
         first, end = _range(p0, p1, context.n_past(seq))
@@ -169,7 +170,10 @@ def llama_memory_can_shift(mem: int) -> bool:
 
 @returns(None)
 def tamis_memory_plan(model: int, params: llama_context_params) -> MemoryPlan | None:
-    """Bytes that a context of these parameters would take, all sequences full; None: no model."""
+    """Bytes that a context of these parameters would take with all sequences full.
+
+    None for no model.
+    """
     engine = engine_of(model)
     if not isinstance(params, llama_context_params):
         invalid(f"params is {params!r}, expected llama_context_default_params()")
@@ -186,7 +190,7 @@ def tamis_memory_plan(model: int, params: llama_context_params) -> MemoryPlan | 
 
 @returns(None)
 def tamis_memory_stats(ctx: int) -> MemoryStats | None:
-    """What a context holds; None: no context."""
+    """What a context holds; None for no context."""
     with using(ctx) as context:
         loaded = context.model.engine.loaded
         held = [s for s in context.sessions.values() if s.n_past]
@@ -201,9 +205,10 @@ def tamis_memory_stats(ctx: int) -> MemoryStats | None:
 
 @returns()
 def tamis_set_attn_policy(ctx: int, attn: Any, prefill: Any) -> int:
-    """Go on with other methods, written as `tamis methods` lists them; tokens stay.
+    """Continue with other methods, written as `tamis methods` lists them; tokens stay.
 
-    LLAMA_FAILED for a method that is not known or does not fit; the context is then as it was.
+    Returns LLAMA_FAILED for a method that is unknown or does not fit; the context is then
+    unchanged.
     """
     with using(ctx) as context:
         before = context.attn, context.prefill
@@ -222,9 +227,9 @@ def tamis_set_attn_policy(ctx: int, attn: Any, prefill: Any) -> int:
 
 @returns(None)
 def tamis_attn_stats(ctx: int, seq_id: int) -> Findings | None:
-    """What audited steps of a sequence have shown: tokens read, mass kept, error.
+    """Findings of a sequence's audited steps: tokens read, retained mass, error.
 
-    None where none was audited: set llama_context_params.audit.
+    None if no step was audited: set llama_context_params.audit.
     """
     with using(ctx) as context:
         session = context.sessions.get(context.seq_id(seq_id))

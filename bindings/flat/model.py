@@ -1,4 +1,4 @@
-"""Functions of models: load and free, shapes, metadata; and of the library as a whole."""
+"""Functions of models (loading, shapes, metadata) and of the library as a whole."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from tamis.text.tokenizer import tokenizer_for
 
 
 class VocabOnly:
-    """What of an engine there is without its weights: vocabulary, tokenizer, metadata.
+    """A model without its weights: vocabulary, tokenizer, metadata.
 
     Raises OSError, GGUFError, TokenizerError.
     """
@@ -50,7 +50,7 @@ class VocabOnly:
         return ChatTemplate(source, bos=bos, eos=eos)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there are no threads."""
 
 
 _SHAPES = {
@@ -64,7 +64,10 @@ _SHAPES = {
 
 
 class Model:
-    """An engine, and who uses it: its threads end when the model and its contexts are freed."""
+    """An engine with a count of its users: the model and its contexts.
+
+    The last one to be freed ends it.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -72,12 +75,12 @@ class Model:
         self.handle, self.vocab_handle = TABLE.add(self), TABLE.add(Vocab(self))
 
     def share(self) -> None:
-        """One user more."""
+        """Count one more user."""
         with self._lock:
             self._n_user += 1
 
     def release(self) -> None:
-        """One user less; the last one closes the engine."""
+        """Count one user less; the last one closes the engine."""
         with self._lock:
             self._n_user -= 1
             last = self._n_user == 0
@@ -92,7 +95,7 @@ class Vocab(NamedTuple):
 
 
 def engine_of(model: Any) -> Any:
-    """The engine, or VocabOnly, of a model's handle. Raises Refusal."""
+    """The engine, or the VocabOnly, of a model's handle. Raises Refusal."""
     return TABLE.get(model, Model).engine
 
 
@@ -105,16 +108,16 @@ def whole_engine(model: Any) -> Engine:
 
 
 def llama_backend_init() -> None:
-    """Nothing to do here; for programs written for llama.h."""
+    """Do nothing; it is here for programs written for llama.h."""
 
 
 def llama_backend_free() -> None:
-    """Nothing to do here; for programs written for llama.h."""
+    """Do nothing; it is here for programs written for llama.h."""
 
 
 @returns(0)
 def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> int:
-    """A handle of the model in a GGUF file; of a split file, part one. 0 where it fails."""
+    """A handle of the model in a GGUF file, or of a split one's first part; 0 if it failed."""
     if not isinstance(params, llama_model_params):
         invalid(f"params is {params!r}, expected llama_model_default_params()")
     path, n_threads = as_text(path_model, "path_model"), as_int(params.n_threads, "n_threads", 0)
@@ -140,7 +143,7 @@ def llama_model_load_from_file(path_model: Any, params: llama_model_params) -> i
 
 @returns()
 def llama_model_free(model: int) -> int:
-    """Free a model. Contexts made from it go on until they are freed."""
+    """Free a model. Contexts made from it stay usable until they are freed."""
     found = TABLE.remove(model, Model)
     TABLE.remove(found.vocab_handle, Vocab)
     found.release()
@@ -155,7 +158,7 @@ def llama_model_get_vocab(model: int) -> int:
 
 @returns(-1)
 def llama_model_n_ctx_train(model: int) -> int:
-    """Tokens of context that the model was trained with."""
+    """The context length that the model was trained with, in tokens."""
     return engine_of(model).hp.n_ctx_train
 
 
@@ -185,7 +188,7 @@ def llama_model_n_head_kv(model: int) -> int:
 
 @returns(-1)
 def llama_model_n_swa(model: int) -> int:
-    """Tokens of the sliding window; 0 where there is none."""
+    """The tokens of the sliding window; 0 if there is none."""
     return engine_of(model).hp.sliding_window
 
 
@@ -197,7 +200,7 @@ def llama_model_size(model: int) -> int:
 
 @returns(0)
 def llama_model_n_params(model: int) -> int:
-    """Numbers in all tensors."""
+    """The number of elements of all tensors."""
     total = 0
     for tensor in engine_of(model).file.tensors.values():
         n = 1
@@ -209,7 +212,7 @@ def llama_model_n_params(model: int) -> int:
 
 @returns(-1)
 def llama_model_desc(model: int, buf: Any, buf_size: int) -> int:
-    """Write "architecture, parameters, tensor types"; its length, as snprintf."""
+    """Write "architecture, parameters, tensor types"; returns its length, as snprintf."""
     engine = engine_of(model)
     types = sorted({tensor.type.name for tensor in engine.file.tensors.values()})
     text = f"{engine.hp.arch} {llama_model_n_params(model) / 1e6:.0f}M {' '.join(types)}"
@@ -218,7 +221,7 @@ def llama_model_desc(model: int, buf: Any, buf_size: int) -> int:
 
 @returns(None)
 def llama_model_chat_template(model: int, name: Any) -> bytes | None:
-    """The file's chat template, or the usual one for its tokens; None where there is none.
+    """The file's chat template, or the usual one for its tokens; None if there is none.
 
     name must be None: files with several templates are not read.
     """
@@ -230,13 +233,16 @@ def llama_model_chat_template(model: int, name: Any) -> bytes | None:
 
 @returns(-1)
 def llama_model_meta_count(model: int) -> int:
-    """Pairs of the file's metadata."""
+    """The number of pairs of the file's metadata."""
     return len(engine_of(model).metadata)
 
 
 @returns(-1)
 def llama_model_meta_val_str(model: int, key: Any, buf: Any, buf_size: int) -> int:
-    """Write a value of the metadata as text; its length, as snprintf. -1: no such key."""
+    """Write a value of the metadata as text.
+
+    Returns its length, as snprintf, or -1 for no such key.
+    """
     metadata, name = engine_of(model).metadata, as_text(key, "key")
     if name not in metadata:
         return -1
@@ -245,13 +251,16 @@ def llama_model_meta_val_str(model: int, key: Any, buf: Any, buf_size: int) -> i
 
 @returns(-1)
 def llama_model_meta_key_by_index(model: int, i: int, buf: Any, buf_size: int) -> int:
-    """Write the key at place i; its length, as snprintf. -1: no such place."""
+    """Write the key at index i; returns its length, as snprintf, or -1 for no such index."""
     return write_string(_key_at(model, i), buf, buf_size)
 
 
 @returns(-1)
 def llama_model_meta_val_str_by_index(model: int, i: int, buf: Any, buf_size: int) -> int:
-    """Write the value at place i as text; its length, as snprintf. -1: no such place."""
+    """Write the value at index i as text.
+
+    Returns its length, as snprintf, or -1 for no such index.
+    """
     value = engine_of(model).metadata[_key_at(model, i)]
     return write_string(as_string(value), buf, buf_size)
 
@@ -262,7 +271,7 @@ def _key_at(model: int, i: int) -> str:
 
 
 def as_string(value: Any) -> str:
-    """A metadata value as text; of a long list the first 16."""
+    """A metadata value as text; of a long list only the first 16 elements."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -271,11 +280,11 @@ def as_string(value: Any) -> str:
 
 
 def llama_time_us() -> int:
-    """Microseconds of a clock that never goes back."""
+    """The time of a monotonic clock in microseconds."""
     return time.perf_counter_ns() // 1000
 
 
 @returns(b"")
 def llama_print_system_info() -> bytes:
-    """The processors this process may use, and the highest level of kernels for its CPU."""
+    """The number of usable processors, and the highest level of kernels for the CPU."""
     return f"n_cpu = {usable_cpus()} | level = {usual_level().name}".encode()

@@ -1,7 +1,7 @@
-"""Chat formats that llama_cpp has names for, of models whose files have no template of their own.
+"""Chat formats that llama_cpp names, for models whose files have no template of their own.
 
-Each is written as its models were trained. Long system prompts that some formats of llama_cpp bring
-along are left out: what the caller says stands there.
+Each is written as its models were trained. The long system prompts that some of llama_cpp's formats
+contain are left out: the caller's system message stands there.
 """
 
 import json
@@ -37,17 +37,17 @@ _MISTRAL = """\
 
 @dataclass(frozen=True)
 class Turns:
-    """A format in which each message stands between two texts."""
+    """A format in which each message stands between two fixed texts."""
 
     user: tuple[str, str]
     assistant: tuple[str, str]
-    answer: str  # what an answer follows
+    answer: str  # the text before an answer
     system: tuple[str, str] = ("", "")
-    usual: str = ""  # the system message of a conversation that has none
+    usual: str = ""  # the system message of a conversation without one
 
     @property
     def template(self) -> str:
-        """It as a chat template."""
+        """The format as a chat template."""
         system, user, assistant = (
             f"{json.dumps(before)} + {{}} + {json.dumps(after)}"
             for before, after in (self.system, self.user, self.assistant)
@@ -69,7 +69,7 @@ class Turns:
 
 
 def _named(user: str, assistant: str, sep: str, ends: str | None = None) -> dict[str, object]:
-    """Turns that begin with a role and a colon."""
+    """The arguments of a format whose messages begin with a role and a colon."""
     return {
         "user": (f"{user}: ", sep),
         "assistant": (f"{assistant}: ", sep if ends is None else ends),
@@ -78,7 +78,7 @@ def _named(user: str, assistant: str, sep: str, ends: str | None = None) -> dict
 
 
 def _marked(user: str, assistant: str, ends: str) -> dict[str, object]:
-    """Turns that begin with a mark."""
+    """The arguments of a format whose messages begin with a mark."""
     return {"user": (user, ends), "assistant": (assistant, ends), "answer": assistant}
 
 
@@ -131,7 +131,7 @@ _TURNS: dict[str, tuple[Turns, str]] = {
                    "system": ("<s>system\n", "</s>")}, "</s>"),
     )
 }  # fmt: skip
-# By name: the template, and the text that ends a message.
+# The template and the text that ends a message, by the format's name.
 NAMED: dict[str, tuple[str, str]] = {
     "chatml": (default_template(["<|im_start|>"]), "<|im_end|>"),
     "chatml-function-calling": (default_template(["<|im_start|>"]), "<|im_end|>"),
@@ -140,5 +140,5 @@ NAMED: dict[str, tuple[str, str]] = {
     "llama-2": (_LLAMA2, "</s>"),
     "mistral-instruct": (_MISTRAL, "</s>"),
 } | {name: (turns.template, stop) for name, (turns, stop) in _TURNS.items()}
-# The files of these models have templates, which know tools; the names mean those.
+# The files of these models have templates that know tools; these names stand for them.
 OF_THE_FILE = ("chat_template.default", "functionary", "functionary-v1", "functionary-v2")

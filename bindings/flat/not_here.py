@@ -1,6 +1,6 @@
-"""What of llama.h is not done here: each function says why, and what to do instead.
+"""Functions of llama.h that are not supported: each says why, and what to do instead.
 
-Nothing samples beside the logits here, so what a device has sampled is always nothing.
+Nothing is sampled on a device, so results of such sampling are always empty.
 """
 
 import shutil
@@ -46,21 +46,21 @@ REFUSED = {name: _refusing(name, failed, why) for name, (failed, why) in _WHY.it
 
 
 def llama_set_sampler(ctx: int, seq_id: int, smpl: int) -> bool:
-    """False: samplers do not run on the device, llama_sampler_sample runs them on the logits."""
+    """Always False: samplers run on the logits, in llama_sampler_sample, not on the device."""
     return False
 
 
 def llama_get_sampled_token_ith(ctx: int, i: int) -> int:
-    """LLAMA_TOKEN_NULL: nothing was sampled on a device."""
+    """Always LLAMA_TOKEN_NULL: nothing was sampled on a device."""
     return LLAMA_TOKEN_NULL
 
 
 def _nothing(ctx: int, i: int) -> None:
-    """None: nothing was sampled on a device."""
+    """Always None: nothing was sampled on a device."""
 
 
 def _none_of_them(ctx: int, i: int) -> int:
-    """0: nothing was sampled on a device."""
+    """Always 0: nothing was sampled on a device."""
     return 0
 
 
@@ -72,7 +72,7 @@ llama_get_sampled_candidates_count_ith = _none_of_them
 
 @returns()
 def llama_model_save_to_file(model: int, path_model: Any) -> int:
-    """Copy the model's file; not of a split one. The target appears whole or not at all."""
+    """Copy the model's file, unless it is split. The target is written whole or not at all."""
     source, target = Path(whole_engine(model).path), Path(as_text(path_model, "path_model"))
     if "-00001-of-" in source.name:
         raise Refusal(LLAMA_UNSUPPORTED, f"{source.name} is split: copy its parts")

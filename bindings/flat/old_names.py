@@ -1,4 +1,4 @@
-"""llama.h's deprecated names, which programs still call: each is another name of today's."""
+"""llama.h's deprecated names, which programs still call: each is an alias of today's name."""
 
 from tamis.bindings.flat import decode, facts, model, state, vocab
 

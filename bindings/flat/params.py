@@ -1,7 +1,7 @@
-"""llama.h's records and constants: the fields that mean something here, under its names.
+"""llama.h's records and constants: the fields that have an effect here, under their names.
 
-llama.h's other fields can be set: to anything but what they are usually, that is in the log. A
-field that llama.h has not is an AttributeError. Fields of tamis alone come last.
+llama.h's other fields can be set; a value that is not the default is logged. A field that llama.h
+does not have is an AttributeError. Fields that only tamis has come last.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ GGML_TYPE_Q8_0 = 8
 KV_TYPE_NAMES = {GGML_TYPE_F16: "f16", GGML_TYPE_Q8_0: "q8_0"}
 
 
-# Other values that mean what is done here anyway.
+# Other values that are equivalent to what is done here.
 _SAME: dict[str, tuple[Any, ...]] = {
     "load_mode": (0, 1),
     "flash_attn_type": (0, 1),
@@ -64,7 +64,7 @@ _SAME: dict[str, tuple[Any, ...]] = {
 
 
 class _Params:
-    """A record whose fields without effect have the values that they have in llama.h."""
+    """A record whose fields without effect have llama.h's defaults."""
 
     __slots__ = ()
     without_effect: ClassVar[dict[str, Any]] = {}
@@ -104,11 +104,13 @@ class llama_model_params(_Params):
         "no_alloc": False,
         "load_mtp": False,
     }
-    n_gpu_layers: int = 0  # the last ones, on the GPU; more than all, -1: all, and the output
-    progress_callback: Callable[[float, Any], bool] | None = None  # False ends the loading
+    # the number of last layers on the GPU; above n_layer, or -1: all and the output head
+    n_gpu_layers: int = 0
+    # called with the progress; False ends the loading
+    progress_callback: Callable[[float, Any], bool] | None = None
     progress_callback_user_data: Any = None
     vocab_only: bool = False  # tokens and metadata alone: no context can be made
-    n_threads: int = 0  # 0: one a core this process may use
+    n_threads: int = 0  # 0: one for each core that this process may use
 
 
 @dataclass(slots=True)
@@ -142,14 +144,15 @@ class llama_context_params(_Params):
         "n_samplers": 0,
         "ctx_other": None,
     }
-    n_ctx: int = 512  # tokens of all sequences together; 0: the model's, of each sequence
-    n_batch: int = 2048  # most tokens of a llama_decode
-    n_ubatch: int = 512  # tokens computed at once
+    # the tokens of all sequences together; 0: the model's n_ctx_train for each sequence
+    n_ctx: int = 512
+    n_batch: int = 2048  # the most tokens of one llama_decode
+    n_ubatch: int = 512  # the tokens that are computed at once
     n_seq_max: int = 1  # sequences, each with n_ctx / n_seq_max tokens
     n_threads: int = 0  # 0: the model's
     n_threads_batch: int = 0  # 0, or the same as n_threads
     pooling_type: int = LLAMA_POOLING_TYPE_UNSPECIFIED
-    embeddings: bool = False  # llama_decode gives embeddings and no logits
+    embeddings: bool = False  # llama_decode outputs embeddings instead of logits
     offload_kqv: bool = True  # False: keys, values and attention on the CPU, wherever layers are
     type_k: int = GGML_TYPE_F16
     type_v: int = GGML_TYPE_F16
@@ -157,7 +160,7 @@ class llama_context_params(_Params):
     abort_callback_data: Any = None
     attn: str = "dense"  # the method of decode steps, as `tamis methods` writes them
     prefill: str = "dense"  # the method of prompts
-    audit: int = 0  # every how manyth decode step is checked against dense attention; 0: none
+    audit: int = 0  # each audit-th decode step is compared with dense attention; 0: none
 
 
 @dataclass(slots=True)
@@ -185,7 +188,7 @@ class llama_logit_bias:
 
 @dataclass(slots=True)
 class llama_batch:
-    """Tokens to decode. Arrays that are None: positions go on, sequence 0, logits of the last.
+    """Tokens to decode. Arrays that are None: next positions, sequence 0, logits of the last.
 
     token int32 [n] · pos int32 [n] · n_seq_id int32 [n] · seq_id int32 [n, n_seq_max] · logits
     int8 [n]. embd must be None: input embeddings are not supported.

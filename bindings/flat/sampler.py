@@ -1,7 +1,8 @@
 """Functions of samplers: single steps, chains of them, and sampling from a context's logits.
 
-The steps are tamis.samplers'; their random numbers are not llama.cpp's, so a seed gives another
-text than there. A sampler is for one thread at a time; a chain owns the samplers added to it.
+The steps are those of tamis.samplers; their random numbers are not llama.cpp's, so that a seed
+gives another text than there. A sampler is for one thread at a time; a chain owns the samplers
+added to it.
 """
 
 import copy
@@ -44,13 +45,13 @@ class Sampler:
         self.t_sample_ms, self.n_sample = 0.0, 0
 
     def steps(self) -> list[Step]:
-        """The steps, of a chain in their order."""
+        """The steps; of a chain, in their order."""
         if self.step is not None:
             return [self.step]
         return [step for part in self.parts for step in part.steps()]
 
     def apply(self, c: Candidates) -> tuple[Candidates, bool]:
-        """What the steps leave, and whether the last one has chosen."""
+        """The candidates that the steps leave, and whether the last one has chosen a token."""
         steps = self.steps()
         for step in steps:
             c = step.apply(c)
@@ -93,7 +94,7 @@ def llama_sampler_chain_init(params: llama_sampler_chain_params) -> int:
 
 @returns()
 def llama_sampler_chain_add(chain: int, smpl: int) -> int:
-    """Put a sampler at the end of a chain, which owns it: its own handle is stale afterwards."""
+    """Append a sampler to a chain, which owns it: the sampler's own handle is stale afterwards."""
     whole = _chain(chain)
     with whole.lock:
         part = TABLE.get(smpl, Sampler)
@@ -105,7 +106,10 @@ def llama_sampler_chain_add(chain: int, smpl: int) -> int:
 
 @returns(0)
 def llama_sampler_chain_remove(chain: int, i: int) -> int:
-    """Take a sampler out of a chain; a handle of it, to be freed. 0: no such place."""
+    """Remove sampler i from a chain.
+
+    Returns a handle of it, to be freed, or 0 for no such index.
+    """
     whole = _chain(chain)
     with whole.lock:
         return TABLE.add(whole.parts.pop(as_int(i, "i", 0, len(whole.parts) - 1)))
@@ -119,9 +123,10 @@ def llama_sampler_chain_n(chain: int) -> int:
 
 @returns(0)
 def llama_sampler_chain_get(chain: int, i: int) -> int:
-    """A handle of a sampler of a chain, which owns it; of i -1 the chain's own. 0: no such place.
+    """A handle of sampler i of a chain, or of the chain itself for i = -1; 0 for no such index.
 
-    A new handle each time, to be freed when it is no longer used: that leaves the chain as it is.
+    The chain still owns the sampler. Each call makes a new handle, to be freed when it is no longer
+    used: that leaves the chain unchanged.
     """
     whole = _chain(chain)
     at = as_int(i, "i", -1, len(whole.parts) - 1)
@@ -130,7 +135,7 @@ def llama_sampler_chain_get(chain: int, i: int) -> int:
 
 @returns(b"")
 def llama_sampler_name(smpl: int) -> bytes:
-    """What a sampler does, in a word."""
+    """The name of what a sampler does."""
     return TABLE.get(smpl, Sampler).name.encode()
 
 
@@ -149,7 +154,7 @@ def llama_sampler_init_greedy() -> int:
 
 @returns(0)
 def llama_sampler_init_dist(seed: int) -> int:
-    """Choose by chance; LLAMA_DEFAULT_SEED draws a seed."""
+    """Sample a token by its probability; LLAMA_DEFAULT_SEED draws a seed."""
     return _new("dist", Dist(_seed(seed)))
 
 
@@ -161,45 +166,45 @@ def llama_sampler_init_top_k(k: int) -> int:
 
 @returns(0)
 def llama_sampler_init_top_p(p: float, min_keep: int) -> int:
-    """Keep the best that hold probability p."""
+    """Keep the smallest set of the likeliest tokens whose probabilities sum to p."""
     return _new("top-p", TopP(as_float(p, "p"), as_int(min_keep, "min_keep", 0)))
 
 
 @returns(0)
 def llama_sampler_init_min_p(p: float, min_keep: int) -> int:
-    """Keep those of at least p times the best probability."""
+    """Keep tokens of at least p times the highest probability."""
     return _new("min-p", MinP(as_float(p, "p"), as_int(min_keep, "min_keep", 0)))
 
 
 @returns(0)
 def llama_sampler_init_typical(p: float, min_keep: int) -> int:
-    """Keep the most typical that hold probability p."""
+    """Keep the most typical tokens whose probabilities sum to p."""
     return _new("typical", Typical(as_float(p, "p"), as_int(min_keep, "min_keep", 0)))
 
 
 @returns(0)
 def llama_sampler_init_temp(t: float) -> int:
-    """Divide logits by t; t <= 0 keeps the best alone."""
+    """Divide logits by t; t <= 0 keeps only the best one."""
     return _new("temp", Temp(as_float(t, "t")))
 
 
 @returns(0)
 def llama_sampler_init_temp_ext(t: float, delta: float, exponent: float) -> int:
-    """Divide logits by a temperature of t - delta to t + delta that follows their entropy."""
+    """Divide logits by a temperature from t - delta to t + delta that follows their entropy."""
     step = DynaTemp(as_float(t, "t"), as_float(delta, "delta"), as_float(exponent, "exponent"))
     return _new("temp-ext", step)
 
 
 @returns(0)
 def llama_sampler_init_xtc(p: float, t: float, min_keep: int, seed: int) -> int:
-    """With probability p, drop all but the least of those of probability t and more."""
+    """With probability p, drop all but the least likely of the tokens of probability t or more."""
     step = Xtc(as_float(p, "p"), as_float(t, "t"), as_int(min_keep, "min_keep", 0), _seed(seed))
     return _new("xtc", step)
 
 
 @returns(0)
 def llama_sampler_init_top_n_sigma(n: float) -> int:
-    """Keep those within n standard deviations of the best logit."""
+    """Keep tokens within n standard deviations of the best logit."""
     return _new("top-n-sigma", TopNSigma(as_float(n, "n")))
 
 
@@ -224,7 +229,7 @@ def llama_sampler_init_mirostat_v2(seed: int, tau: float, eta: float) -> int:
 
 @returns(0)
 def llama_sampler_init_grammar(vocab: int, grammar_str: Any, grammar_root: Any) -> int:
-    """Keep the tokens that go on in a GBNF grammar. 0 for one that cannot be read.
+    """Keep the tokens that continue a text of a GBNF grammar; 0 if the grammar is not valid.
 
     grammar_root must be "root". Needs the extra `grammar`.
     """
@@ -261,7 +266,7 @@ def llama_sampler_init_dry(
     seq_breakers: Any,
     num_breakers: int,
 ) -> int:
-    """Penalise tokens that would go on with a repetition; seq_breakers: texts that end one."""
+    """Penalise tokens that would extend a repetition; seq_breakers: texts that end one."""
     engine = TABLE.get(vocab, Vocab).model.engine
     as_int(n_ctx_train, "n_ctx_train", 0)
     n = as_int(num_breakers, "num_breakers", 0)
@@ -296,7 +301,7 @@ def llama_sampler_init_logit_bias(n_vocab: int, n_logit_bias: int, logit_bias: A
 
 @returns(LLAMA_DEFAULT_SEED)
 def llama_sampler_get_seed(smpl: int) -> int:
-    """The seed in use, also where it was drawn; LLAMA_DEFAULT_SEED where there is none."""
+    """The seed in use, including one that was drawn; LLAMA_DEFAULT_SEED if there is none."""
     seeds = [step.seed for step in TABLE.get(smpl, Sampler).steps() if hasattr(step, "seed")]
     return int(seeds[-1]) if seeds else LLAMA_DEFAULT_SEED
 
@@ -312,7 +317,7 @@ def llama_sampler_accept(smpl: int, token: int) -> int:
 
 @returns()
 def llama_sampler_apply(smpl: int, cur_p: llama_token_data_array) -> int:
-    """Change the candidates: data, size, sorted, and selected where a step chooses."""
+    """Apply a sampler to candidates: changes data, size, sorted, and selected if a step chooses."""
     sampler = TABLE.get(smpl, Sampler)
     if not isinstance(cur_p, llama_token_data_array):
         invalid(f"cur_p is {cur_p!r}, expected llama_token_data_array")
@@ -329,7 +334,7 @@ def llama_sampler_apply(smpl: int, cur_p: llama_token_data_array) -> int:
 
 @returns()
 def llama_sampler_reset(smpl: int) -> int:
-    """Drop the history, start random numbers again."""
+    """Clear the history and reseed the random numbers."""
     sampler = TABLE.get(smpl, Sampler)
     with sampler.lock:
         for step in sampler.steps():
@@ -347,7 +352,7 @@ def llama_sampler_clone(smpl: int) -> int:
 
 @returns()
 def llama_sampler_copy(src: int, dst: int) -> int:
-    """Put a sampler's state into another one of the same steps."""
+    """Copy a sampler's state to another sampler of the same steps."""
     source, target = TABLE.get(src, Sampler), TABLE.get(dst, Sampler)
     if [type(step) for step in source.steps()] != [type(step) for step in target.steps()]:
         invalid("the samplers do not have the same steps")
@@ -360,16 +365,16 @@ def llama_sampler_copy(src: int, dst: int) -> int:
 
 @returns()
 def llama_sampler_free(smpl: int) -> int:
-    """Free a sampler, with all that a chain owns."""
+    """Free a sampler; a chain is freed with all samplers that it owns."""
     TABLE.remove(smpl, Sampler)
     return LLAMA_OK
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_sampler_sample(smpl: int, ctx: int, idx: int) -> int:
-    """Choose a token by the logits of output idx (see llama_get_logits_ith), and accept it.
+    """Sample a token from the logits of output idx (see llama_get_logits_ith), and accept it.
 
-    LLAMA_TOKEN_NULL where the last step does not choose, or there are no logits.
+    Returns LLAMA_TOKEN_NULL if the last step does not choose, or there are no logits.
     """
     sampler, begin = TABLE.get(smpl, Sampler), time.perf_counter()
     with using(ctx) as context, sampler.lock:
@@ -402,7 +407,7 @@ def llama_perf_sampler_reset(chain: int) -> int:
 
 @returns()
 def llama_perf_sampler_print(chain: int) -> int:
-    """Send time and number of samples to the log."""
+    """Write time and number of samples to the log."""
     sampler = TABLE.get(chain, Sampler)
     say(GGML_LOG_LEVEL_INFO, f"sampled {sampler.n_sample} tokens in {sampler.t_sample_ms:.1f} ms")
     return LLAMA_OK

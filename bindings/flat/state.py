@@ -1,8 +1,8 @@
 """Functions of saved states: a context's sequences as bytes or as a file.
 
-A state is: MAGIC · version and header size, u32 · header (JSON: tokens of the caller, and which
-sequences with how many bytes) · each sequence as Session.save writes it · SHA-256 of all before.
-Files are written whole or not at all; a state that does not fit changes nothing.
+A state is: MAGIC · version and header size, u32 · header (JSON: the caller's tokens, and the
+sequences with their bytes) · each sequence as Session.save writes it · SHA-256 of all that
+precedes. Files are written whole or not at all; a state that does not fit changes nothing.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 def session_bytes(session: Session) -> bytes:
-    """What Session.save writes."""
+    """The bytes that Session.save writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session"
         session.save(path)
@@ -41,7 +41,7 @@ def session_bytes(session: Session) -> bytes:
 
 
 def load_session(session: Session, data: bytes) -> None:
-    """Replace a session by what `session_bytes` gave. Raises what Session.load does."""
+    """Replace a session by the result of `session_bytes`. Raises what Session.load raises."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session"
         path.write_bytes(data)
@@ -49,7 +49,7 @@ def load_session(session: Session, data: bytes) -> None:
 
 
 def pack(context: Context, seqs: Iterable[int], tokens: list[int]) -> bytes:
-    """The state of these sequences. Raises Refusal where one has a gap."""
+    """The state of these sequences as bytes. Raises Refusal if one has a gap."""
     seqs = list(seqs)
     for seq in seqs:
         context.check_whole(seq)
@@ -63,7 +63,7 @@ def pack(context: Context, seqs: Iterable[int], tokens: list[int]) -> bytes:
 
 
 def unpack(data: bytes) -> State:
-    """Read a state. Raises SessionFileError where it is damaged or of another version."""
+    """Read a state. Raises SessionFileError if it is damaged or of another version."""
     body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if body[:8] != MAGIC or hashlib.sha256(body).digest() != digest:
         raise SessionFileError("this is no state of a context, or it is damaged")
@@ -78,7 +78,10 @@ def unpack(data: bytes) -> State:
 
 
 def restore(context: Context, state: State, to: int | None = None) -> None:
-    """Replace all sequences by the state's; with `to`, that one by the state's only one."""
+    """Replace all sequences by the state's.
+
+    With `to`, only that one, by the state's only sequence.
+    """
     sequences = state.sequences
     if to is not None:
         if len(sequences) != 1:
@@ -120,7 +123,7 @@ def _tokens(tokens: Any, n: Any) -> list[int]:
 
 
 def _tokens_out(state: State, tokens: Any, capacity: Any, count: Any) -> Callable[[], None]:
-    """What puts the state's tokens in the caller's buffers; those are checked now."""
+    """A function that writes the state's tokens to the caller's buffers, which are checked here."""
     n = len(state.tokens)
     if n > as_int(capacity, "n_token_capacity", 0, 1 << 62):
         invalid(f"tokens_out has room for {capacity} tokens, the state has {n}")
@@ -144,21 +147,21 @@ def _write(path: Any, data: bytes) -> int:
 
 @returns(0)
 def llama_state_get_size(ctx: int) -> int:
-    """Bytes of the state of all sequences; as much work as getting it."""
+    """The bytes of the state of all sequences; it takes as long as writing the state."""
     with using(ctx) as context:
         return len(pack(context, _all(context), []))
 
 
 @returns(0)
 def llama_state_get_data(ctx: int, dst: Any, size: int) -> int:
-    """Write the state of all sequences; its bytes, 0 where there is no room."""
+    """Write the state of all sequences; returns its bytes, or 0 if there is no room."""
     with using(ctx) as context:
         return _put(pack(context, _all(context), []), dst, size)
 
 
 @returns(0)
 def llama_state_set_data(ctx: int, src: Any, size: int) -> int:
-    """Replace all sequences by a state; the bytes read, 0 where it does not fit."""
+    """Replace all sequences by a state; returns the bytes read, or 0 if it does not fit."""
     with using(ctx) as context:
         restore(context, _read(src, size))
         return int(size)
@@ -166,7 +169,7 @@ def llama_state_set_data(ctx: int, src: Any, size: int) -> int:
 
 @returns(False)
 def llama_state_save_file(ctx: int, path_session: Any, tokens: Any, n_token_count: int) -> bool:
-    """Write a file with the state of all sequences, and tokens of the caller's choice."""
+    """Write a file with the state of all sequences and tokens of the caller's choice."""
     with using(ctx) as context:
         _write(path_session, pack(context, _all(context), _tokens(tokens, n_token_count)))
         return True
@@ -176,7 +179,7 @@ def llama_state_save_file(ctx: int, path_session: Any, tokens: Any, n_token_coun
 def llama_state_load_file(
     ctx: int, path_session: Any, tokens_out: Any, n_token_capacity: int, n_token_count_out: Any
 ) -> bool:
-    """Replace all sequences by a file's; the tokens that were saved with it go to tokens_out.
+    """Replace all sequences by those of a file; tokens saved with it are written to tokens_out.
 
     n_token_count_out: a buffer of one size_t.
     """
@@ -190,21 +193,21 @@ def llama_state_load_file(
 
 @returns(0)
 def llama_state_seq_get_size(ctx: int, seq_id: int) -> int:
-    """Bytes of the state of one sequence; as much work as getting it."""
+    """The bytes of the state of one sequence; it takes as long as writing the state."""
     with using(ctx) as context:
         return len(pack(context, [context.seq_id(seq_id)], []))
 
 
 @returns(0)
 def llama_state_seq_get_data(ctx: int, dst: Any, size: int, seq_id: int) -> int:
-    """Write the state of one sequence; its bytes, 0 where there is no room."""
+    """Write the state of one sequence; returns its bytes, or 0 if there is no room."""
     with using(ctx) as context:
         return _put(pack(context, [context.seq_id(seq_id)], []), dst, size)
 
 
 @returns(0)
 def llama_state_seq_set_data(ctx: int, src: Any, size: int, dest_seq_id: int) -> int:
-    """Replace a sequence by a state of one; the bytes read, 0 where it does not fit."""
+    """Replace a sequence by a state of one; returns the bytes read, or 0 if it does not fit."""
     with using(ctx) as context:
         restore(context, _read(src, size), context.seq_id(dest_seq_id))
         return int(size)
@@ -214,7 +217,10 @@ def llama_state_seq_set_data(ctx: int, src: Any, size: int, dest_seq_id: int) ->
 def llama_state_seq_save_file(
     ctx: int, filepath: Any, seq_id: int, tokens: Any, n_token_count: int
 ) -> int:
-    """Write a file with the state of one sequence and tokens of the caller's; its bytes, or 0."""
+    """Write a file with the state of one sequence and the caller's tokens.
+
+    Returns its bytes, or 0.
+    """
     with using(ctx) as context:
         data = pack(context, [context.seq_id(seq_id)], _tokens(tokens, n_token_count))
         return _write(filepath, data)
@@ -229,7 +235,10 @@ def llama_state_seq_load_file(
     n_token_capacity: int,
     n_token_count_out: Any,
 ) -> int:
-    """Replace a sequence by a file's, as llama_state_load_file; the file's bytes, or 0."""
+    """Replace a sequence by a file's, as llama_state_load_file does.
+
+    Returns the file's bytes, or 0.
+    """
     with using(ctx) as context:
         data = Path(as_text(filepath, "filepath")).read_bytes()
         state = unpack(data)
@@ -246,14 +255,14 @@ def _check_flags(flags: Any) -> None:
 
 @returns(0)
 def llama_state_seq_get_size_ext(ctx: int, seq_id: int, flags: int) -> int:
-    """As llama_state_seq_get_size; flags must be 0."""
+    """Do what llama_state_seq_get_size does; flags must be 0."""
     _check_flags(flags)
     return llama_state_seq_get_size(ctx, seq_id)
 
 
 @returns(0)
 def llama_state_seq_get_data_ext(ctx: int, dst: Any, size: int, seq_id: int, flags: int) -> int:
-    """As llama_state_seq_get_data; flags must be 0."""
+    """Do what llama_state_seq_get_data does; flags must be 0."""
     _check_flags(flags)
     return llama_state_seq_get_data(ctx, dst, size, seq_id)
 
@@ -262,6 +271,6 @@ def llama_state_seq_get_data_ext(ctx: int, dst: Any, size: int, seq_id: int, fla
 def llama_state_seq_set_data_ext(
     ctx: int, src: Any, size: int, dest_seq_id: int, flags: int
 ) -> int:
-    """As llama_state_seq_set_data; flags must be 0."""
+    """Do what llama_state_seq_set_data does; flags must be 0."""
     _check_flags(flags)
     return llama_state_seq_set_data(ctx, src, size, dest_seq_id)

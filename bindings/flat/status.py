@@ -1,6 +1,6 @@
-"""How a function of the flat API fails: a returned value, and a message in the log. No exceptions.
+"""Failures of the flat API: a returned value and a message in the log, never an exception.
 
-Void functions of llama.h return a code here: LLAMA_OK, or what went wrong.
+Void functions of llama.h return a code here: LLAMA_OK, or the code of the failure.
 """
 
 import functools
@@ -15,12 +15,12 @@ from tamis.text.chat_template import PromptError
 
 LLAMA_OK = 0
 LLAMA_NO_KV_SLOT = 1  # the batch does not fit the context
-LLAMA_ABORTED = 2  # the abort callback said so
+LLAMA_ABORTED = 2  # the abort callback asked for it
 LLAMA_INVALID = -1  # a handle, an index, a size or a buffer that cannot be used
-LLAMA_FAILED = -2  # the call was right, the work did not succeed
+LLAMA_FAILED = -2  # the call was valid, but the work failed
 LLAMA_UNSUPPORTED = -3  # llama.h has it, this library does not
 LLAMA_INTERNAL = -4  # a bug of this library
-INT32_MIN = -(1 << 31)  # of functions whose negative values are sizes
+INT32_MIN = -(1 << 31)  # the failure value of functions whose negative values are sizes
 
 GGML_LOG_LEVEL_INFO, GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR = 2, 3, 4
 
@@ -28,15 +28,15 @@ LogCallback = Callable[[int, bytes, Any], None]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What the world can do to a right call; anything else that is raised is a bug.
+# Exceptions that a valid call can meet; any other one is a bug.
 _WORLD = (OSError, MemoryError, ValueError, ImportError, SessionFileError, PromptError, MethodError)
-CODE = object()  # in `returns`: what went wrong
+CODE = object()  # in `returns`: stands for the code of the failure
 _log: list[Any] = [None, None]
 _last = threading.local()
 
 
 class Refusal(Exception):
-    """Why a call was not carried out; code is what functions that return codes return."""
+    """The reason why a call is refused; `code` is returned by functions that return codes."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -44,14 +44,14 @@ class Refusal(Exception):
 
 
 def invalid(message: str) -> NoReturn:
-    """Refuse a call for an argument."""
+    """Raise a Refusal for an argument that is not valid."""
     raise Refusal(LLAMA_INVALID, message)
 
 
 def returns(failed: Any = CODE) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function return `failed`, or the code of what went wrong, where it would raise.
+    """A decorator: return `failed`, or the failure's code, where a function would raise.
 
-    Interrupts pass: they are not the call's business.
+    Interrupts are raised all the same.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
@@ -78,7 +78,7 @@ def _report(name: str, error: Exception) -> int:
 
 
 def say(level: int, text: str) -> None:
-    """Hand a line to the log callback, or to the logger "tamis" where there is none."""
+    """Pass a line to the log callback, or to the logger "tamis" if there is none."""
     callback, user_data = _log
     if callback is None:
         logging.getLogger("tamis").log(10 * level, text)
@@ -99,10 +99,13 @@ def llama_log_set(log_callback: LogCallback | None, user_data: Any) -> int:
 
 
 def llama_log_get() -> tuple[LogCallback | None, Any]:
-    """The function that messages are sent to, None for the logger "tamis", and its user_data."""
+    """The function that receives messages, None for the logger "tamis", and its user_data."""
     return _log[0], _log[1]
 
 
 def tamis_last_error() -> tuple[int, bytes]:
-    """The code and the message of this thread's last failed call; (LLAMA_OK, b"") without one."""
+    """The code and the message of this thread's last failed call.
+
+    (LLAMA_OK, b"") if none failed.
+    """
     return getattr(_last, "code", LLAMA_OK), getattr(_last, "text", "").encode()

@@ -64,14 +64,14 @@ def llama_vocab_n_tokens(vocab: int) -> int:
 
 @returns(None)
 def llama_vocab_get_text(vocab: int, token: int) -> bytes | None:
-    """A token as the file writes it; None for none."""
+    """A token as the file writes it; None for no such token."""
     engine = _engine(vocab)
     return engine.vocab.tokens[_token(engine, token)].encode("utf-8", "surrogateescape")
 
 
 @returns(0.0)
 def llama_vocab_get_score(vocab: int, token: int) -> float:
-    """A token's score; 0 where the file has none."""
+    """A token's score; 0 if the file has none."""
     engine = _engine(vocab)
     scores, i = engine.vocab.scores, _token(engine, token)
     return 0.0 if scores is None else float(scores[i])
@@ -79,7 +79,7 @@ def llama_vocab_get_score(vocab: int, token: int) -> float:
 
 @returns(LLAMA_TOKEN_ATTR_UNDEFINED)
 def llama_vocab_get_attr(vocab: int, token: int) -> int:
-    """What a token is for, of LLAMA_TOKEN_ATTR_*."""
+    """The attributes of a token, of LLAMA_TOKEN_ATTR_*."""
     engine = _engine(vocab)
     return _ATTRIBUTES[TokenType(int(engine.vocab.token_types[_token(engine, token)]))]
 
@@ -118,19 +118,19 @@ def llama_vocab_eot(vocab: int) -> int:
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_mask(vocab: int) -> int:
-    """The token that stands for a hidden one."""
+    """The token that stands for a masked one."""
     return _or_null(_engine(vocab).vocab.mask)
 
 
 @returns(False)
 def llama_vocab_get_add_sep(vocab: int) -> bool:
-    """Whether texts are separated by a token, as the file says."""
+    """Whether the file says that a token separates texts."""
     return bool(_engine(vocab).metadata.get("tokenizer.ggml.add_sep_token", False))
 
 
 @returns(())
 def llama_vocab_get_suppress_tokens(vocab: int) -> tuple[int, ...]:
-    """Tokens that the model should not give, as the file says."""
+    """The tokens that the file says the model should not generate."""
     found = _engine(vocab).metadata.get("tokenizer.ggml.suppress_tokens", ())
     return tuple(int(token) for token in found)
 
@@ -143,7 +143,7 @@ def llama_vocab_sep(vocab: int) -> int:
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_pad(vocab: int) -> int:
-    """The token that fills up."""
+    """The padding token."""
     return _or_null(_engine(vocab).vocab.pad)
 
 
@@ -168,37 +168,37 @@ def llama_vocab_get_add_eos(vocab: int) -> bool:
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_pre(vocab: int) -> int:
-    """The token before the text that comes before a gap."""
+    """The token that marks the text before a gap."""
     return _or_null(_engine(vocab).vocab.fim.get("pre"))
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_suf(vocab: int) -> int:
-    """The token before the text that comes after a gap."""
+    """The token that marks the text after a gap."""
     return _or_null(_engine(vocab).vocab.fim.get("suf"))
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_mid(vocab: int) -> int:
-    """The token before what fills a gap."""
+    """The token that marks the text that fills a gap."""
     return _or_null(_engine(vocab).vocab.fim.get("mid"))
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_pad(vocab: int) -> int:
-    """The token that fills up."""
+    """The padding token of infill."""
     return _or_null(_engine(vocab).vocab.fim.get("pad"))
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_rep(vocab: int) -> int:
-    """The token before the name of a repository."""
+    """The token that precedes the name of a repository."""
     return _or_null(_engine(vocab).vocab.fim.get("rep"))
 
 
 @returns(LLAMA_TOKEN_NULL)
 def llama_vocab_fim_sep(vocab: int) -> int:
-    """The token between files."""
+    """The token that separates files."""
     return _or_null(_engine(vocab).vocab.fim.get("sep"))
 
 
@@ -212,9 +212,9 @@ def llama_tokenize(
     add_special: bool,
     parse_special: bool,
 ) -> int:
-    """Write the tokens of a text; how many, or minus how many where there is no room for them.
+    """Write the tokens of a text; returns how many, negative if there is no room for them.
 
-    text_len: bytes of text, -1 for all. INT32_MIN for a call that is wrong. Bytes that are not
+    text_len: bytes of text, -1 for all. Returns INT32_MIN for an invalid call. Bytes that are not
     UTF-8 become U+FFFD.
     """
     engine, data = _engine(vocab), as_text(text, "text").encode("utf-8", "surrogatepass")
@@ -235,9 +235,9 @@ def llama_tokenize(
 def llama_token_to_piece(
     vocab: int, token: int, buf: Any, length: int, lstrip: int, special: bool
 ) -> int:
-    """Write a token's bytes; how many, or minus how many where there is no room for them.
+    """Write a token's bytes; returns how many, negative if there is no room for them.
 
-    lstrip: leading spaces to leave out, at most. INT32_MIN for a call that is wrong.
+    lstrip: the most leading spaces to leave out. Returns INT32_MIN for an invalid call.
     """
     engine = _engine(vocab)
     piece = engine.tokenizer.piece(_token(engine, token), special=bool(special))
@@ -255,9 +255,9 @@ def llama_detokenize(
     remove_special: bool,
     unparse_special: bool,
 ) -> int:
-    """Write the text of tokens; its bytes, or minus so many where there is no room for them.
+    """Write the text of tokens; returns its bytes, negative if there is no room for them.
 
-    INT32_MIN for a call that is wrong. Bytes that are not UTF-8 become U+FFFD.
+    Returns INT32_MIN for an invalid call. Bytes that are not UTF-8 become U+FFFD.
     """
     engine = _engine(vocab)
     ids = as_array(tokens, np.int32, "tokens", as_int(n_tokens, "n_tokens", 0)).tolist()
@@ -281,11 +281,14 @@ def llama_chat_apply_template(
     buf: Any,
     length: int,
 ) -> int:
-    """Write a conversation as text; its bytes, also where there is no room and nothing is written.
+    """Write a conversation as text.
 
-    tmpl: a jinja template, as llama_model_chat_template gives it; None: ChatML. add_ass: end with
-    what begins the assistant's message. In the text, control tokens of messages are like the
-    template's: do not parse what users wrote, use tamis.Llama or Engine.encode_chat for chats.
+    Returns its bytes, even if there is no room and nothing is written.
+
+    tmpl: a jinja template, as llama_model_chat_template returns it; None: ChatML. add_ass: end with
+    the opening of the assistant's message. In this text the control tokens of messages look like
+    those of the template: do not parse what users wrote; use tamis.Llama or Engine.encode_chat for
+    chats.
     """
     source = default_template(["<|im_start|>"]) if tmpl is None else as_text(tmpl, "tmpl")
     n = as_int(n_msg, "n_msg", 1)

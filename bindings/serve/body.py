@@ -1,4 +1,4 @@
-"""A request's JSON object, read field by field; what is wrong is an ApiError that names it."""
+"""A request's JSON object, read field by field; an ApiError names the field that is wrong."""
 
 import json
 import math
@@ -21,34 +21,37 @@ def parse(data: bytes) -> "Body":
     return Body(found)
 
 
-# Bodies up to here are read in the server's process, except those with a grammar: no native code
-# sees more of a stranger than a text of so many bytes for its tokenizer.
+# The largest body that is read in the server's process, unless it has a grammar: a stranger's text
+# of more bytes must not reach the native code of the tokenizer there.
 SMALL = 16 << 10
 
 
 def small_fields(data: bytes) -> "Body":
-    """The fields of a body that is read in the loop: it has names and numbers. Raises ApiError."""
+    """The fields of a body of names and numbers, which is read in the event loop.
+
+    Raises ApiError.
+    """
     if len(data) > SMALL:
         raise ApiError(413, f"the body is above {SMALL} bytes", code="body_too_large")
     return parse(data)
 
 
 def loads(data: bytes) -> Any:
-    """A JSON value in UTF-8, whose texts can be written as UTF-8 again.
+    """A JSON value in UTF-8 whose texts can be encoded as UTF-8 again.
 
-    JSON may escape half a surrogate pair, which stands for nothing: it becomes U+FFFD. Raises
+    JSON may escape half a surrogate pair, which is not a character: it becomes U+FFFD. Raises
     ValueError, RecursionError.
     """
     found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
     return writable(found) if _SURROGATE.search(data) else found
 
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # also of whole pairs: then nothing changes
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # whole pairs match, too: they do not change
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def writable(value: Any) -> Any:
-    """A JSON value whose texts have U+FFFD for each half of a surrogate pair."""
+    """A JSON value in whose texts U+FFFD replaces each unpaired surrogate."""
     if isinstance(value, str):
         return _HALF.sub("\ufffd", value)
     if isinstance(value, list):
@@ -64,12 +67,14 @@ def _no_constant(text: str) -> None:
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
-_LONGEST = 100  # characters of a duration
-_FOR_EVER = 1e9  # seconds, 31 years: what is kept longer has no end that a date could be given of
+_LONGEST = 100  # the most characters of a duration
+_FOR_EVER = 1e9  # in seconds, 31 years: a longer time has no end that a date could express
 
 
 def seconds_of(value: Any) -> float:
-    """How long a model is kept, as ollama writes it: "5m", "1h30m", seconds; below 0: for ever.
+    """The seconds for which a model stays loaded, as ollama writes them: "5m", "1h30m".
+
+    Below 0: for ever.
 
     Raises ValueError.
     """
@@ -93,19 +98,19 @@ def seconds_of(value: Any) -> float:
 
 
 class Body:
-    """Typed access to the fields; one that is absent or null has its default."""
+    """Typed access to the fields; a field that is absent or null has its default."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
         self._read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """The field as it is, None where it is absent."""
+        """The unchecked value of a field, None if it is absent."""
         self._read.add(name)
         return self.fields.get(name)
 
     def unread(self) -> list[str]:
-        """The fields with a value that nothing has asked for."""
+        """The names of set fields that no method has read."""
         return [name for name, v in self.fields.items() if v is not None and name not in self._read]
 
     def flag(self, name: str) -> bool:
@@ -113,7 +118,7 @@ class Body:
         return bool(self.switch(name))
 
     def switch(self, name: str) -> bool | None:
-        """A boolean; None where it is absent."""
+        """A boolean; None if it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise invalid(f"{name} is {shown(value)}, expected true or false", name)
@@ -130,9 +135,9 @@ class Body:
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """A whole number from low to high; None where it is absent."""
+        """A whole number from low to high; None if it is absent."""
         value = self.get(name)
-        if isinstance(value, float) and value.is_integer():  # some languages have no others
+        if isinstance(value, float) and value.is_integer():  # some languages have only floats
             value = int(value)
         if value is None:
             return None
@@ -141,7 +146,7 @@ class Body:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string; None where it is absent."""
+        """A string; None if it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise invalid(f"{name} is {shown(value)}, expected a string", name)
@@ -159,14 +164,14 @@ class Body:
         return tuple(found)
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """An object; None where it is absent."""
+        """An object; None if it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise invalid(f"{name} is {shown(value)}, expected an object", name)
         return value
 
     def records(self, name: str, most: int) -> list[dict[str, Any]]:
-        """A list of up to `most` objects; empty where it is absent."""
+        """A list of up to `most` objects; empty if it is absent."""
         value = self.get(name)
         found: Sequence[Any] = [] if value is None else value
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
@@ -177,7 +182,7 @@ class Body:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: of strings and objects only what kind of thing it is."""
+    """A value as a message shows it; strings and objects only as the name of their type."""
     if isinstance(value, str | list | dict):
         return {str: "a string", list: "a list", dict: "an object"}[type(value)]
     return json.dumps(value)

@@ -1,7 +1,7 @@
-"""Engines of a Ray cluster that answer requests: one an actor, each on a node with room for it.
+"""Engines of a Ray cluster that answer requests: one per actor, each on a node with room for it.
 
-An actor that ends takes the requests that it had with it: they are another's then, and a new actor
-is begun in its place wherever there is room. Only who asks writes answers, so none is there twice.
+When an actor ends, another one answers the requests that it had, and a new actor starts on any node
+with room. Only the caller writes answers, so that none is written twice.
 """
 
 import asyncio
@@ -13,21 +13,21 @@ from ray.exceptions import RayActorError, RayError
 
 from tamis.bindings.serve.offline import BatchError, Lost
 
-START_SECONDS = 600  # for a node that has room, and for the model to be loaded there
+START_SECONDS = 600  # covers the wait for a free node and the loading of the model there
 
 
 class Answering(Protocol):
-    """What an actor makes of the argument that it is given."""
+    """What an actor runs: a Protocol."""
 
     async def ask(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer."""
+        """The status and the body of the answer to a request."""
 
     def close(self) -> None:
-        """End it."""
+        """Stop the engine."""
 
 
 class _Actor:
-    """In a process of its own, on any node."""
+    """The class that Ray runs in a process of its own, on any node."""
 
     def __init__(self, make: Callable[[Any], Answering], given: Any) -> None:
         self._answering = make(given)
@@ -40,7 +40,7 @@ class _Actor:
 
 
 class _Engine:
-    """An actor, as the pool sees it."""
+    """An actor, as the pool sees it: its state and its number of requests."""
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.n_running, self.ready = actor, 0, False
@@ -49,8 +49,8 @@ class _Engine:
 class Pool:
     """As many engines as the nodes of a cluster have room for.
 
-    n_thread: of each engine; None: as many as the smallest node has. make(given): what an actor is
-    to run. Raises BatchError where there is no cluster at the address.
+    n_thread: threads of each engine; None: as many as the smallest node has. make(given): builds
+    what an actor runs. Raises BatchError if there is no cluster at the address.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Pool:
         self._failed: BaseException | None = None
 
     async def ask(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises Lost where its engine has ended."""
+        """The status and the body of an answer. Raises Lost if its engine has ended."""
         engine = await self._take()
         try:
             found: tuple[int, bytes] = await engine.actor.ask.remote(url, body)
             return found
         except RayActorError as error:
-            if engine in self._engines:  # the first who has seen it
+            if engine in self._engines:  # only the first thread that notices it
                 self._engines.remove(engine)
                 self._engines.append(self._begin())
                 self._watch(self._engines[-1])
@@ -93,7 +93,7 @@ class Pool:
             engine.n_running -= 1
 
     async def _take(self) -> _Engine:
-        """The engine that runs the fewest requests, of those that are ready."""
+        """The ready engine with the fewest requests."""
         if self._changed is None:
             self._changed = asyncio.Condition()
             for engine in self._engines:
@@ -116,7 +116,7 @@ class Pool:
         task.add_done_callback(self._watching.discard)
 
     async def _until_ready(self, engine: _Engine) -> None:
-        """Note when an engine can be asked; where none can ever be, why."""
+        """Mark an engine as ready once it is; if none can ever start, note the reason."""
         assert self._changed is not None
         try:
             await engine.actor.ready.remote()
@@ -130,5 +130,5 @@ class Pool:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the engines, and leave the cluster."""
+        """Stop the engines, and leave the cluster."""
         ray.shutdown()

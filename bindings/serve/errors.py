@@ -20,7 +20,7 @@ _ANTHROPIC_KINDS = {
 
 
 class ApiError(Exception):
-    """A request that is refused. Its text is for the client and names no part of a prompt."""
+    """The refusal of a request. Its text is for the client and quotes no part of a prompt."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, param: str | None = None
@@ -38,20 +38,20 @@ class ApiError(Exception):
         return {"error": error | self.more}
 
     def packed(self) -> bytes:
-        """As JSON, for another process."""
+        """The error as JSON, for another process."""
         parts = [self.status, self.message, self.code, self.param, self.kind, self.more]
         return json.dumps(parts).encode()
 
     @classmethod
     def unpacked(cls, data: bytes) -> "ApiError":
-        """The error of `packed`."""
+        """The error that `packed` wrote."""
         status, message, code, param, kind, more = json.loads(data)
         error = cls(int(status), str(message), code=code, param=param)
         error.kind, error.more = str(kind), dict(more)
         return error
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """As the API of a path has it: ollama's and Anthropic's have other forms."""
+        """The error in the form of a path's API: ollama's and Anthropic's differ from OpenAI's."""
         if path.startswith("/api/"):
             return {"error": self.message}
         if path.startswith("/v1/messages"):
@@ -59,7 +59,7 @@ class ApiError(Exception):
         return self.body
 
     def _as_anthropics(self) -> dict[str, str]:
-        """In the words by which Claude Code and others know that they must shorten a prompt."""
+        """The message by which Claude Code and others recognise that they must shorten a prompt."""
         n, most = (self.more.get(key) for key in ("n_prompt_tokens", "n_ctx"))
         if n is not None and most is not None:
             message = f"prompt is too long: {n} tokens > {most} maximum: shorten it, or start the "
@@ -70,14 +70,14 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """Status 400: an argument is not what it should be."""
+    """Status 400: an argument is not valid."""
     return ApiError(400, message, code="invalid_value", param=param)
 
 
 def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
     """Status 400: the prompt leaves no room for an answer; at_least: n_prompt is a lower bound.
 
-    In the words that clients look for: llama.cpp's and OpenAI's.
+    The wording is llama.cpp's and OpenAI's, which clients look for.
     """
     n = f"at least {n_prompt}" if at_least else f"{n_prompt}"
     error = ApiError(
@@ -103,12 +103,12 @@ def busy(n_waiting: int) -> ApiError:
 
 
 def gone() -> ApiError:
-    """Status 499, which only the log sees: the client has closed its connection."""
+    """Status 499, which is only logged: the client has closed its connection."""
     return ApiError(499, "the client has gone")
 
 
 def unread(n: int) -> ApiError:
-    """Status 408, as the end of a stream: its client reads more slowly than the model writes."""
+    """Status 408, at the end of a stream: its client reads more slowly than the model generates."""
     return ApiError(408, f"{n} parts of the stream wait to be read: read faster", code="timeout")
 
 
@@ -118,7 +118,7 @@ def slow_client(seconds: float) -> ApiError:
 
 
 def costly(seconds: float) -> ApiError:
-    """Status 400: preparing a request took more time than one may take."""
+    """Status 400: preparing a request exceeded its limit in seconds."""
     return ApiError(
         400,
         f"preparing the request took more than {seconds:g} s: shorten its text, schema or grammar",
@@ -127,7 +127,7 @@ def costly(seconds: float) -> ApiError:
 
 
 def costly_grammar(seconds: float) -> ApiError:
-    """Status 400: compiling a schema or grammar took more processor time than one may take."""
+    """Status 400: compiling a schema or grammar exceeded its limit in seconds of processor time."""
     return ApiError(
         400,
         f"compiling the grammar took more than {seconds:g} s of processor time: give the schema or "
@@ -137,7 +137,7 @@ def costly_grammar(seconds: float) -> ApiError:
 
 
 def crashed(signal_number: int) -> ApiError:
-    """Status 400: the process of its own that prepared a request was ended by a signal."""
+    """Status 400: a signal ended the helper process that prepared a request."""
     return ApiError(
         400,
         f"preparing the request ended its process by signal {signal_number}: its schema or grammar "
@@ -147,7 +147,7 @@ def crashed(signal_number: int) -> ApiError:
 
 
 def no_helper(why: str) -> ApiError:
-    """Status 503: no process could be had to prepare a request."""
+    """Status 503: no helper process could be started for a request."""
     return ApiError(503, f"the request could not be prepared: {why}", code="unavailable")
 
 
@@ -157,7 +157,7 @@ def stopping() -> ApiError:
 
 
 def ended(why: str) -> ApiError:
-    """Status 503: the process that runs the model has ended within the answer."""
+    """Status 503: the process that runs the model ended during the answer."""
     error = ApiError(
         503, f"the model's process {why} within the answer: try again", code="process_ended"
     )

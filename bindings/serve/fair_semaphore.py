@@ -1,4 +1,4 @@
-"""A semaphore that is fair between clients: the one with the fewest permits held is next."""
+"""A semaphore that is fair among clients: the one that holds the fewest permits is served next."""
 
 import asyncio
 from collections import Counter, deque
@@ -11,12 +11,12 @@ class FairSemaphore:
     def __init__(self, n: int) -> None:
         self._free = n
         self._held: Counter[Hashable] = Counter()
-        # By owner; an owner that has just got a permit goes to the end.
+        # By owner; an owner that has just received a permit moves to the end.
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     @property
     def n_waiting(self) -> int:
-        """Callers that wait for a permit."""
+        """The number of callers that wait for a permit."""
         return sum(map(len, self._waiting.values()))
 
     async def acquire(self, owner: Hashable) -> None:

@@ -1,7 +1,7 @@
-"""The server's side of `helper`: requests that may cost much have a process of their own.
+"""The server's side of `helper`: costly requests are prepared in processes of their own.
 
-The helper is started with the first such request. A process of it that crashes, or takes too much
-time or memory, is one client's error.
+The helper is started with the first such request. If one of its processes crashes, or takes too
+much time or memory, only one client gets an error.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from tamis.bindings.serve.fair_semaphore import FairSemaphore
 from tamis.bindings.serve.wire import GRAMMAR_SECONDS, HEADER, Broken, Config, Frames, Kind
 from tamis.platform.processes import child_environment
 
-AT_ONCE = 2  # requests that are being prepared
+AT_ONCE = 2  # the number of requests that are prepared at once
 SIGXCPU = 24
-# A body with one of these in it may need a grammar.
+# A body that contains one of these words may need a grammar.
 _GRAMMARS = tuple(
     f'"{name}"'.encode()
     for name in (
@@ -49,9 +49,12 @@ class Follower:
         self._channel = channel
 
     def follow(self) -> socket.socket:
-        """A socket to read the masks of all choices from, from the first on. Raises OSError."""
+        """A socket from which the masks of all choices are read, from their first token.
+
+        Raises OSError.
+        """
         ours, theirs = socket.socketpair()
-        # Where the process has ended the socket has nothing but its end.
+        # Once the process has ended, the socket only reports its end.
         with theirs, contextlib.suppress(OSError):
             socket.send_fds(self._channel, [b"m"], [theirs.fileno()])
         return ours
@@ -63,14 +66,14 @@ class Follower:
 
 @dataclass
 class Prepared:
-    """A request that was prepared: JSON, and who follows its grammar."""
+    """A prepared request: its JSON, and the process that follows its grammar."""
 
     result: bytes
     masks: Follower
 
 
 class Helpers:
-    """Prepares requests, a few at a time, fairly between clients. Its calls are of one loop."""
+    """Prepares requests, a few at a time, fairly among clients. To be used from one event loop."""
 
     def __init__(self, config: Config, seconds: float, n_queue: int) -> None:
         self._config, self._seconds, self._n_queue = config, seconds, n_queue
@@ -80,7 +83,7 @@ class Helpers:
         self._closed = False
 
     async def prepare(self, name: str, body: bytes, owner: Hashable) -> Prepared:
-        """What the helper makes of a body. Raises ApiError; where cancelled its process ends."""
+        """Have the helper prepare a body. Raises ApiError; cancelling the call ends the process."""
         if self._slots.n_waiting >= self._n_queue:
             raise busy(self._slots.n_waiting)
         try:
@@ -109,11 +112,11 @@ class Helpers:
             self._control.close()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.2)  # it ends its processes
+                self._process.wait(0.2)  # it ends its child processes
         self._drop()
 
     def _channel(self, *, grammar: bool) -> socket.socket:
-        """A socket whose other end a process of the helper has. Raises ApiError."""
+        """A socket whose other end belongs to a process of the helper. Raises ApiError."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -149,7 +152,7 @@ class Helpers:
                     cwd="/",
                     env=child_environment({}),
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C in the terminal is for the server
+                    start_new_session=True,  # a terminal's Ctrl-C must reach the server only
                 )
             self._control = ours
         return self._control
@@ -164,8 +167,8 @@ class Helpers:
 
     async def _ask(self, channel: socket.socket, name: bytes, body: bytes) -> Prepared:
         loop, frames = asyncio.get_running_loop(), Frames()
-        too_long = costly(self._config.seconds)  # where its processor time ends
-        with contextlib.suppress(OSError):  # it may have ended: the last frame says how
+        too_long = costly(self._config.seconds)  # the error if its processor time is used up
+        with contextlib.suppress(OSError):  # it may have ended: its last frame says how
             head = HEADER.pack(Kind.REQUEST, len(name) + len(body)) + name
             await loop.sock_sendall(channel, head)
             await loop.sock_sendall(channel, body)  # large: not copied

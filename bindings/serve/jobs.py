@@ -1,4 +1,4 @@
-"""What is asked of the process that runs a model, and what it tells: records without the engine."""
+"""Jobs for the process that runs a model, and their events: records without the engine."""
 
 import base64
 from collections.abc import Callable, Hashable, Sequence
@@ -16,14 +16,14 @@ from tamis.bindings.serve.tasks import request_of, request_record, sampling_of
 
 
 class Started(NamedTuple):
-    """A job has a slot, which holds so many tokens of its prompt."""
+    """The event that a job has a slot, which holds so many tokens of its prompt."""
 
     cached: int
     slot: int = -1
 
 
 class Progress(NamedTuple):
-    """Tokens of the prompt: those done, all, and those that were held already."""
+    """Tokens of the prompt: done, in total, and those that the KV cache held already."""
 
     done: int
     total: int
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
 
 class Embedding(NamedTuple):
-    """A text's vector f32 [n_embd]: its rows of what the output head reads, pooled.
+    """A text's vector f32 [n_embd]: the pooled rows of the output head's input.
 
     Or the rows f32 [n_tok, n_embd], or the scores of labels f32 [n_label], as the job asks.
     """
@@ -46,7 +46,7 @@ class PromptTokens(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What was done to a slot's sequence: tokens, bytes of the file, seconds."""
+    """The result of a slot's action: tokens, bytes of the file, seconds."""
 
     n_token: int
     n_byte: int
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 
 
 class SlotState(NamedTuple):
-    """A slot as it is now: whether it is busy, and tokens."""
+    """The current state of a slot: whether it is busy, and its tokens."""
 
     busy: bool = False
     n_past: int = 0
@@ -63,31 +63,36 @@ class SlotState(NamedTuple):
 
 
 class Again(NamedTuple):
-    """What a job has sent is void: the process that ran it has ended, and another begins anew."""
+    """The event that a job restarts in another process: what it has sent before is void."""
 
 
-# Prompts share pages of equal beginnings within a scope only: who waits for an answer could tell
-# from its time, and from usage, what is held.
+# Prompts share pages of common prefixes only within a scope: otherwise a client could tell from the
+# time of its answer, and from usage, what others' prompts contain.
 SHARED = ""
 Event = Started | Progress | Piece | PromptTokens | Embedding | Kept | Again | ApiError
 Emit = Callable[[Event], None]  # called in a thread of the supervisor; must not block
-Emitter = Callable[[int], Emit]  # of the i-th choice
+Emitter = Callable[[int], Emit]  # makes the Emit of the i-th choice
 
 
 @dataclass(eq=False)
 class Job:
-    """One sequence to run. The last event is an Embedding, a Piece that ends, or an ApiError."""
+    """A sequence to run.
+
+    Its last event is an Embedding, a Piece with a finish reason, or an ApiError.
+    """
 
     prompt: list[int]
     emit: Emit
-    cancelled: bool = False  # set where nobody waits for it any more; the slot is then free soon
+    cancelled: bool = False  # set once nobody waits for it any more; the slot is then soon free
     n_cached: int = 0
     n_answer: int = 0
     scope: str = field(default=SHARED, kw_only=True)
-    owner: Hashable = field(default="", kw_only=True)  # whose turns it takes
-    slot: int | None = field(default=None, kw_only=True)  # the only one that it may have
-    pooling: str | None = field(default=None, kw_only=True)  # of an embedding; None: the model's
-    lora: tuple[float, ...] | None = field(default=None, kw_only=True)  # scales; None: as started
+    owner: Hashable = field(default="", kw_only=True)  # the client, for fairness among them
+    slot: int | None = field(default=None, kw_only=True)  # the only slot that it may use
+    # pooling of an embedding; None: the model's
+    pooling: str | None = field(default=None, kw_only=True)
+    # scales of adapters; None: the initial ones
+    lora: tuple[float, ...] | None = field(default=None, kw_only=True)
 
 
 @dataclass(eq=False)
@@ -100,19 +105,20 @@ class Keeping(Job):
 
 @dataclass(eq=False)
 class Choice(Job):
-    """One answer to a prompt, the i-th of its request."""
+    """One answer to a prompt: the i-th choice of its request."""
 
     request: Request = field(kw_only=True)
     sampling: Sampling = field(kw_only=True)
     seed: int = field(kw_only=True)
     number: int = field(default=0, kw_only=True)
     masks: Follower | None = field(default=None, kw_only=True)  # of its grammar
-    cached: bool = field(default=True, kw_only=True)  # whether what a slot holds may be used
+    # whether tokens that a slot holds may be reused
+    cached: bool = field(default=True, kw_only=True)
 
 
 @dataclass(eq=False)
 class Counts:
-    """What has been done since the start, for /metrics and the log."""
+    """Counters since the start, for /metrics and the log."""
 
     jobs: int = 0
     failed: int = 0
@@ -123,55 +129,55 @@ class Counts:
     answer_tokens: int = 0
     steps: int = 0
     busy_seconds: float = 0.0
-    prompt_seconds: float = 0.0  # in which prompts were read
+    prompt_seconds: float = 0.0  # the time spent reading prompts
     chunks: int = 0  # of prompts
-    answer_seconds: float = 0.0  # of answers that have ended, from the first token
-    answer_steps: int = 0  # of these: the first token costs none
-    rows: int = 0  # answers that took part in a step, of all steps
-    drafts: int = 0  # that speculative decoding made
+    answer_seconds: float = 0.0  # of finished answers, from their first token on
+    answer_steps: int = 0  # decode steps of finished answers: the first token needs none
+    rows: int = 0  # the number of answers in each step, summed over all steps
+    drafts: int = 0  # drafts that speculative decoding made
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    cache_hits: int = 0  # prompts that the prompt cache had more of than slots
-    restored_tokens: int = 0  # of these prompts, from there
-    cache_kept: int = 0  # bytes that the prompt cache was given
-    cache_restored: int = 0  # ... and gave back
-    cache_evicted: int = 0  # pages that it had no room for
+    cache_hits: int = 0  # prompts of which the prompt cache held more than slots did
+    restored_tokens: int = 0  # tokens of these prompts that it restored
+    cache_kept: int = 0  # bytes written to the prompt cache
+    cache_restored: int = 0  # bytes restored from the prompt cache
+    cache_evicted: int = 0  # pages that it evicted for lack of room
     cache_failed: int = 0  # its files that could not be written, or were damaged
-    cache_ram: int = 0  # bytes that it has now
-    cache_disk: int = 0  # ... in the folder, which models may share
-    most_tokens: int = 0  # that a sequence had
+    cache_ram: int = 0  # bytes of RAM that it takes now
+    cache_disk: int = 0  # bytes of its folder, which models may share
+    most_tokens: int = 0  # the most tokens that a sequence had
 
     def __add__(self, other: "Counts") -> "Counts":
-        """The sums; of the longest sequences, and of bytes in a folder, the larger one."""
+        """The sums of counters; of longest sequences, and of bytes in a folder, the larger one."""
         found = Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
         found.most_tokens = max(self.most_tokens, other.most_tokens)
         found.cache_disk = max(self.cache_disk, other.cache_disk)
         return found
 
     def take_cache(self, cache: Any) -> None:
-        """Count what a PromptCache has done until now."""
+        """Copy the counters of a PromptCache."""
         self.cache_hits, self.restored_tokens = cache.n_hits, cache.n_restored_tokens
         self.cache_kept, self.cache_restored = cache.n_kept, cache.n_restored
         self.cache_evicted, self.cache_failed = cache.n_evicted, cache.n_failed
         self.cache_ram, self.cache_disk = cache.ram_bytes, cache.disk_bytes
 
     def ended(self) -> "Counts":
-        """The counts of a process that has ended: it has no memory."""
+        """The counts of a process that has ended and takes no memory any more."""
         return replace(self, cache_ram=0)
 
     def told(self) -> list[Any]:
-        """What a process tells its supervisor."""
+        """The counts as a record that a process sends to its supervisor."""
         return [self.failed, self.cancelled, *astuple(self)[4:]]
 
     @classmethod
     def of_told(cls, record: Sequence[Any]) -> "Counts":
-        """The counts of `told`."""
+        """The counts of a record that `told` made."""
         failed, cancelled, *rest = record
         return cls(0, failed, cancelled, 0, *rest)
 
 
 def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any]:
-    """What JSON has of the jobs of a request; those of one prompt have its tokens once."""
+    """The jobs of a request for JSON; those of one prompt contain its tokens once."""
     prompts: list[list[int]] = []
     places: dict[int, int] = {}
     found = []
@@ -193,7 +199,7 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
 
 
 class Wanted(NamedTuple):
-    """A job of `jobs_to_record`; of one that is no choice there is no request."""
+    """A job read from `jobs_to_record`; one that is not a choice has no request."""
 
     id: int
     prompt: list[int]
@@ -211,7 +217,7 @@ class Wanted(NamedTuple):
 
 
 def jobs_of_record(record: dict[str, Any]) -> list[Wanted]:
-    """The jobs of `jobs_to_record`."""
+    """The jobs in a record of `jobs_to_record`."""
     found = []
     for one in record["jobs"]:
         prompt = record["prompts"][one["prompt"]]
@@ -223,7 +229,7 @@ def jobs_of_record(record: dict[str, Any]) -> list[Wanted]:
 
 
 def event_to_record(event: Event) -> list[Any]:
-    """What JSON has of an event."""
+    """An event for JSON."""
     if isinstance(event, Embedding):
         data = base64.b64encode(event.vector.astype("<f4").tobytes())
         return ["embedding", data.decode(), event.vector.shape]
@@ -262,7 +268,10 @@ def _tokens_of(record: Sequence[Any]) -> list[TokenInfo]:
 
 
 def event_of_record(name: str, *values: Any) -> Event:
-    """The event of `event_to_record`. Raises ValueError, TypeError where it is none."""
+    """The event in a record of `event_to_record`.
+
+    Raises ValueError, TypeError if it is malformed.
+    """
     if name == "piece":
         text, tokens, finish, ids, word, counts = values
         return Piece(str(text), _tokens_of(tokens), finish, tuple(ids), word, Taken(*counts))

@@ -1,4 +1,4 @@
-"""JSON text of what may be long: other threads run while it is written."""
+"""Encoding of JSON that may be long: other threads run meanwhile."""
 
 import json
 import math
@@ -7,14 +7,14 @@ from typing import Any
 
 from tamis.bindings.serve.body import writable
 
-PART = 256  # values that are written at once: no other thread runs meanwhile
+PART = 256  # values that are encoded at once: no other thread runs meanwhile
 
 
 def in_parts(value: Any) -> bytes:
-    """JSON without spaces, written so that other threads run in between; null for NaN.
+    """JSON without spaces, encoded so that other threads run in between; null for NaN.
 
-    Of one call for all of it the interpreter's lock is held for seconds: a list of a million
-    numbers, for instance.
+    A single call for the whole value would hold the interpreter's lock for seconds, for example for
+    a list of a million numbers.
     """
     try:
         return "".join(_parts(value, _dumps)).encode()
@@ -48,14 +48,14 @@ def _parts(value: Any, dumps: Callable[[Any], str]) -> Iterator[str]:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether it is a dict of few fields that are no containers: one call writes it."""
+    """Whether a value is a dict of few fields, none a container: one call encodes it."""
     if not isinstance(value, dict) or len(value) > PART:
         return False
     return not any(isinstance(inner, dict | list | tuple) for inner in value.values())
 
 
 def finite(value: Any) -> Any:
-    """The value with null for numbers that JSON has not."""
+    """The value with null in place of NaN and infinities."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):

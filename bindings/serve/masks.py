@@ -1,4 +1,4 @@
-"""The tokens that grammars allow, which processes of the helper compute."""
+"""The tokens that grammars allow, computed by processes of the helper."""
 
 import contextlib
 import select
@@ -11,11 +11,11 @@ from tamis.bindings.serve.wire import CHOICE, TOKEN, Broken, Frames, Kind, frame
 from tamis.sampling.base import Candidates, SamplerError, Step
 from tamis.sampling.grammar import allowed
 
-MASK_SECONDS = 10  # that a token's mask may take
+MASK_SECONDS = 10  # the time that one token's mask may take
 
 
 class Masks:
-    """The masks that a process computes for the choices of one request; used by one thread."""
+    """The masks that a process computes for the choices of one request; for one thread."""
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)
@@ -28,20 +28,20 @@ class Masks:
         return MaskStep(self, choice, n_vocab)
 
     def send(self, choice: int, token: int) -> None:
-        """Go on with a token; the next mask comes when it is computed."""
+        """Advance a choice by a token; the next mask arrives when it is computed."""
         try:
             self._channel.send(frame(Kind.TOKENS, TOKEN.pack(choice, token)))
         except OSError:
             self._end = self._end or _ended()
 
     def take(self, choice: int, seconds: float) -> bytes | None:
-        """The next mask of a choice, None where there is none yet. Raises SamplerError."""
+        """The next mask of a choice, None if it has not arrived yet. Raises SamplerError."""
         end = time.monotonic() + seconds
         found = self._found.setdefault(choice, deque())
         self._read()
         while not found and self._end is None and (left := end - time.monotonic()) > 0:
             poll = select.poll()
-            with contextlib.suppress(OSError, ValueError):  # closed by the loop
+            with contextlib.suppress(OSError, ValueError):  # the loop has closed it
                 poll.register(self._channel, select.POLLIN)
                 poll.poll(1000 * left)
             self._read()
@@ -55,7 +55,7 @@ class Masks:
         return None
 
     def close(self) -> None:
-        """Leave the process; from any thread."""
+        """Disconnect from the process; callable from any thread."""
         self._channel.close()
 
     def _read(self) -> None:
@@ -98,7 +98,10 @@ class MaskStep(Step):
         self._asked = time.monotonic()
 
     def ready(self, seconds: float = 0.0) -> bool:
-        """Whether `apply` need not wait, after at most so many seconds. Raises SamplerError."""
+        """Whether `apply` can run without waiting, after at most so many seconds.
+
+        Raises SamplerError.
+        """
         if self._mask is None:
             self._mask = self._masks.take(self._choice, seconds)
         if self._mask is None and time.monotonic() > self._asked + MASK_SECONDS:
@@ -106,7 +109,7 @@ class MaskStep(Step):
         return self._mask is not None
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return the candidates that the grammar allows. Raises SamplerError."""
+        """The candidates that the grammar allows. Raises SamplerError."""
         while not self.ready(MASK_SECONDS):
             pass
         assert self._mask is not None
@@ -115,9 +118,9 @@ class MaskStep(Step):
         return allowed(c, self._mask, self._n_vocab)
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take no token: a grammar is of the answer alone."""
+        """Do nothing: a grammar covers the answer alone."""
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token."""
+        """Advance the grammar by a token."""
         self._mask, self._asked = None, time.monotonic()
         self._masks.send(self._choice, token_id)

@@ -1,6 +1,6 @@
-"""The models that a server offers: loaded when they are asked for, unloaded when they are not.
+"""The models that a server offers: loaded on request, unloaded when they are idle.
 
-Its calls are of one loop. A model that was taken is not unloaded before it is given back.
+To be used from one event loop. A model that was taken is not unloaded before it is given back.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from tamis.fetch.base import ModelError
 from tamis.fetch.hub import HubSpec, pick
 
 GIB = 1 << 30
-PATIENCE = 5.0  # seconds that a request waits for others' models to be idle, before it has its turn
+PATIENCE = 5.0  # seconds after which a waiting request goes before newer requests for loaded models
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is loaded."""
+    """Facts of a loaded model."""
 
     name: str  # in replies
     path: str
@@ -44,33 +44,33 @@ class Offer(NamedTuple):
 
 
 class Served(Protocol):
-    """The application of one model."""
+    """What the router needs of the application of one model: a Protocol."""
 
     @property
     def app(self) -> ASGIApp:
-        """What uvicorn is given."""
+        """The ASGI application for uvicorn."""
 
     def stop(self) -> None:
-        """End its process and all that runs."""
+        """End its process and all running jobs."""
 
     def close(self) -> None:
-        """Wait until nothing runs any more."""
+        """Wait until nothing is running."""
 
 
 class Source(Protocol):
-    """Where models come from; its calls may take time, and are of any thread."""
+    """A source of models; its calls may take time, and come from any thread."""
 
     def offers(self) -> list[Offer]:
-        """All there are."""
+        """All models of the source."""
 
     def start(self, offer: Offer) -> Supervisor:
-        """Begin to load one."""
+        """Begin to load a model."""
 
     def text(self, offer: Offer) -> TextModel:
-        """Vocabulary and template of one, loaded or not."""
+        """The vocabulary and template of a model, loaded or not."""
 
     def serve(self, offer: Offer, worker: Supervisor) -> Served:
-        """The application of one that is loaded."""
+        """The application of a loaded model."""
 
 
 @dataclass(eq=False)
@@ -79,16 +79,16 @@ class Running:
 
     offer: Offer
     worker: Supervisor
-    keep: float  # seconds, infinite: for ever
-    served: Served | None = None  # once it is loaded
+    keep: float  # seconds without a request before it is unloaded; infinite: for ever
+    served: Served | None = None  # None until it is loaded
     n_byte: int = 0
     users: int = 0
-    used: float = 0.0  # when the last of them went
+    used: float = 0.0  # when its last user left
     leaving: bool = False
 
     @property
     def until(self) -> float:
-        """When it is unloaded, in time.monotonic's seconds; infinite while it is used."""
+        """The time of time.monotonic at which it is unloaded; infinite while it is used."""
         return math.inf if self.users else self.used + self.keep
 
 
@@ -100,7 +100,7 @@ class _Request:
 
 
 class Models:
-    """Loads one model at a time; where memory ends the one unused the longest goes first."""
+    """Loads one model at a time; without memory for it the least recently used one is unloaded."""
 
     def __init__(
         self,
@@ -113,27 +113,28 @@ class Models:
         n_model: int | None = None,
         autoload: bool = True,
     ) -> None:
-        """n_byte: of memory for all; None: as much as there is. keep: seconds without a request.
+        """Make the set of models; n_byte: memory for all, None: all free memory.
 
-        n_model: how many may be loaded at once; None: any number. autoload: whether a request loads
-        its model; else only `load` does.
+        keep: seconds without a request before a model is unloaded. n_model: the most models loaded
+        at once; None: any number. autoload: whether a request loads its model; otherwise only
+        `load` does.
         """
         self._source, self._keep, self._n_byte = source, keep, n_byte
         self.n_model, self.autoload = n_model, autoload
         self._n_queue, self._log = n_queue, log
         self._running: dict[str, Running] = {}  # by path
-        self._requests: list[_Request] = []  # that wait for a model
+        self._requests: list[_Request] = []  # requests that wait for a model
         self._loading: asyncio.Task[None] | None = None
-        self._sizes: dict[str, int] = {}  # of those that were loaded once, by path
-        self._tight: set[str] = set()  # of those that found no memory, until another is unloaded
+        self._sizes: dict[str, int] = {}  # bytes of models that were loaded before, by path
+        self._tight: set[str] = set()  # paths that lacked memory, until another model is unloaded
         self._leaving: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
-        self._past = Counts()  # of processes that are gone
+        self._past = Counts()  # the counters of processes that have ended
 
     @property
     def running(self) -> list[Running]:
-        """Those that are loaded and stay so, the last used first."""
+        """The loaded models that are not being unloaded, the last used first."""
         found = [
             one for one in self._running.values() if one.served is not None and not one.leaving
         ]
@@ -141,7 +142,7 @@ class Models:
 
     @property
     def paths(self) -> list[str]:
-        """The files of all that have a process, also of those that come or go."""
+        """The files of all models with a process, also of those being loaded or unloaded."""
         return list(self._running)
 
     @property
@@ -151,35 +152,35 @@ class Models:
 
     @property
     def counts(self) -> Counts:
-        """What all have done."""
+        """The counters of all models."""
         return sum((one.worker.counts for one in self._running.values()), self._past)
 
     @property
     def n_running(self) -> int:
-        """Jobs that have a slot."""
+        """The number of jobs that have a slot."""
         return sum(one.worker.n_running for one in self._running.values())
 
     @property
     def n_waiting(self) -> int:
-        """Jobs that have none, and requests for models that are not loaded."""
+        """The number of jobs without a slot, and of requests for models that are not loaded."""
         waiting = sum(one.worker.n_waiting for one in self._running.values())
         return waiting + len(self._requests)
 
     @property
     def full(self) -> bool:
-        """Whether a model's queue, or the one for models, has no room."""
+        """Whether a model's queue, or the queue for models, is full."""
         waiting = [one.worker.n_waiting for one in self._running.values()]
         return max([*waiting, len(self._requests)], default=0) >= self._n_queue
 
     def adopt(self, offer: Offer, worker: Supervisor, served: Served) -> None:
-        """Have a model that was loaded before there is a loop."""
+        """Take over a model that was loaded before there was a loop."""
         one = Running(offer, worker, self._keep, served)
         assert worker.loaded is not None
         one.n_byte, one.used = worker.loaded.n_byte, time.monotonic()
         self._running[offer.path] = one
 
     def state(self, path: str) -> str:
-        """Whether a model is loaded, in llama.cpp's words."""
+        """The state of a model in llama.cpp's words, such as "loaded"."""
         one = self._running.get(path)
         if one is None or one.leaving:
             asked = any(request.offer.path == path for request in self._requests)
@@ -187,18 +188,18 @@ class Models:
         return "loading" if one.served is None else "loaded"
 
     async def offers(self) -> list[Offer]:
-        """All models there are."""
+        """All models of the source."""
         return await asyncio.to_thread(self._source.offers)
 
     def text(self, offer: Offer) -> TextModel:
-        """Vocabulary and template of a model, loaded or not; reads its file, in any thread.
+        """The vocabulary and template of a model, loaded or not; reads its file, in any thread.
 
         Raises OSError, GGUFError, TokenizerError.
         """
         return self._source.text(offer)
 
     def load(self, offer: Offer) -> None:
-        """Begin to load a model that no request waits for; where that fails the log says so.
+        """Begin to load a model that no request waits for; a failure is logged.
 
         Raises ApiError.
         """
@@ -210,7 +211,10 @@ class Models:
         self._wait(offer).found.add_done_callback(loaded)
 
     async def take(self, offer: Offer, keep: float | None = None) -> Running:
-        """A model, which `give_back` ends; keep: as the server's, from now on. Raises ApiError."""
+        """Take a model into use, until `give_back`; keep: a new time until it is unloaded.
+
+        Raises ApiError.
+        """
         if not self.autoload and self.state(offer.path) == "unloaded":
             raise ApiError(
                 400,
@@ -234,7 +238,7 @@ class Models:
         return one
 
     def _wait(self, offer: Offer) -> _Request:
-        """A request for a model, at the end of the queue. Raises ApiError."""
+        """Append a request for a model to the queue. Raises ApiError."""
         if self._stopping:
             raise stopping()
         if len(self._requests) >= self._n_queue:
@@ -252,7 +256,7 @@ class Models:
         self._turn()
 
     def unload(self, path: str) -> bool:
-        """Unload a model as soon as nobody uses it; whether it is loaded."""
+        """Unload a model once it is not used any more; returns whether it is loaded."""
         one = self._running.get(path)
         if one is None or one.served is None or one.leaving:
             return False
@@ -273,16 +277,16 @@ class Models:
                 one.served.stop()
 
     def close(self) -> None:
-        """Wait until all processes have ended, after `stop`; the loop has ended."""
+        """Wait after `stop` until all processes have ended; the loop must have ended before."""
         for one in self._running.values():
             if one.served is not None:
                 one.served.close()
             one.worker.join()
 
-    # --- what happens next -----------------------------------------------------------------------
+    # --- the next step ---------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Whatever can be done now: models for requests, room, loading, unloading."""
+        """Do all that can be done now: grant models, make room, load, unload."""
         if self._stopping:
             return
         self._grant()
@@ -302,7 +306,7 @@ class Models:
             one = self._running.get(request.offer.path)
             if one is None or one.served is None or one.leaving:
                 continue
-            if one.worker.failed and not one.users:  # as where its file has changed
+            if one.worker.failed and not one.users:  # such as when its file has changed
                 self._leave(one, "failed")
                 continue
             waits = self._loading is None and first is not None and now - first.since > PATIENCE
@@ -316,7 +320,7 @@ class Models:
                 request.found.set_result(one)
 
     def _make_room(self, offer: Offer) -> None:
-        """Load a model, or unload one for it, or wait until one is unused."""
+        """Load a model, or unload another one for it, or wait until one is idle."""
         if offer.path in self._running:
             return
         idle = [one for one in self._running.values() if not one.users]
@@ -330,7 +334,7 @@ class Models:
             self._leave(min(idle, key=lambda one: one.used), f"for {offer.name}")
 
     async def _load(self, offer: Offer) -> None:
-        """Load a model for all that wait for it."""
+        """Load a model for all requests that wait for it."""
         error: Exception | None = None
         try:
             one = await self._loaded(offer)
@@ -338,7 +342,7 @@ class Models:
             self._tight.discard(offer.path)
             self._sizes[offer.path] = one.n_byte
             mine = [request for request in self._requests if request.offer.path == offer.path]
-            for request in mine:  # before one that has waited for another model has its turn
+            for request in mine:  # these go before a request that has waited long for another model
                 self._requests.remove(request)
                 if not request.found.done():
                     one.users += 1
@@ -372,7 +376,10 @@ class Models:
         return one
 
     def _failed(self, offer: Offer, error: Exception) -> None:
-        """A model cannot be loaded: for want of memory another goes, or its requests fail."""
+        """Handle a failed load.
+
+        If memory was lacking another model is unloaded, otherwise the requests for this one fail.
+        """
         if isinstance(error, LoadError) and error.memory and self._running:
             self._tight.add(offer.path)
             return
@@ -383,7 +390,7 @@ class Models:
                 request.found.set_exception(not_loaded(str(error)))
 
     def _shrink(self) -> None:
-        """Unload what is unused as long as all take more than they may: sizes are known now."""
+        """Unload idle models while all together exceed their memory: sizes are known only now."""
         held = sum(one.n_byte for one in self._running.values() if not one.leaving)
         idle = [one for one in self._running.values() if not one.users and not one.leaving]
         for one in sorted(idle, key=lambda one: one.used):
@@ -416,7 +423,7 @@ class Models:
         self._turn()
 
     def _set_timer(self) -> None:
-        """Come back when the next model has been unused for long enough, or a request waited."""
+        """Set the timer for the next model to be unloaded, or request that has waited long."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -439,9 +446,9 @@ def unknown_model(name: str, offers: list[Offer]) -> ApiError:
 
 
 def named(name: str, offers: list[Offer]) -> Offer | None:
-    """The model that a client calls so: by its name, without .gguf, hf: or with :latest.
+    """The model of a client's name: with or without .gguf, hf: or :latest; None for no match.
 
-    One of the hub also as owner/repo:QUANT, where that means one file.
+    A model of the hub also matches owner/repo:QUANT if only one file fits.
     """
     for spelling in (name, name.removesuffix(":latest"), f"hf:{name}"):
         for offer in offers:

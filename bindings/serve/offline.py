@@ -1,7 +1,7 @@
-"""Batches in OpenAI's form: a file of requests, a line each, and a file of their answers.
+"""Batches in OpenAI's form: a file of requests, one per line, and a file of their answers.
 
-The answers' file is the only state: what it has is finished, and a run that was cut off goes on
-from there. Answers come in the order in which they are done.
+The file of answers is the only state: a request with an answer there is finished, and an
+interrupted run resumes from it. Answers are written in the order in which they finish.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from tamis.platform.locks import try_lock
 from tamis.platform.private_files import write_whole
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-TRIES = 3  # of a request that failed for a reason that is not its own
-PAUSE = 1.0  # seconds before the next one
+TRIES = 3  # attempts for a request whose failures are not its own fault
+PAUSE = 1.0  # seconds before the next attempt
 _PASSING = {429, 500, 502, 503, 504}
-_FIRST = 1024  # characters of a prompt that are kept to sort by
-_HEAD = b'{"id": "batch_req_'  # begins every line that is written here
+_FIRST = 1024  # characters of a prompt that are kept for sorting
+_HEAD = b'{"id": "batch_req_'  # the beginning of every line that this module writes
 
 
 class BatchError(ValueError):
@@ -30,34 +30,34 @@ class BatchError(ValueError):
 
 
 class Lost(Exception):
-    """Who was to answer is no more: the request is another's."""
+    """The engine that was to answer has ended: another one takes the request."""
 
 
 class Item(NamedTuple):
-    """A line of the requests."""
+    """A request: one line of the file."""
 
     number: int  # from 1
     custom_id: str | None
-    at: int = 0  # its first byte in the file
-    prefix: bytes = b""  # sorts prompts that begin equally next to each other
-    wrong: tuple[str, str] | None = None  # code and message of what cannot be asked
+    at: int = 0  # the offset of its first byte in the file
+    prefix: bytes = b""  # sorts prompts with a common prefix next to each other
+    wrong: tuple[str, str] | None = None  # the code and message of an invalid request
 
     @property
     def id(self) -> str:
-        """What its answer is called."""
+        """The id of its answer."""
         return f"batch_req_{self.number}"
 
     @property
     def key(self) -> str:
-        """What tells whether it is finished."""
+        """The key that tells whether it is finished."""
         return self.id if self.custom_id is None else f"custom {self.custom_id}"
 
 
-Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # URL and body: status and body
+Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]  # (URL, body) -> (status, body)
 
 
 def items(file: BinaryIO) -> Iterator[Item]:
-    """The requests of a file; empty lines are none."""
+    """The requests of a file; empty lines are skipped."""
     seen: dict[str, int] = {}
     at = file.seek(0)
     for number, line in enumerate(file, 1):
@@ -107,7 +107,7 @@ def _wrong(record: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _prefix(body: dict[str, Any], url: str) -> bytes:
-    """What prompts are sorted by: the URL, their first characters, digests of longer prefixes."""
+    """The sort key of a prompt: the URL, its first characters, digests of longer prefixes."""
     prompt = body.get("prompt", body.get("input"))
     if "messages" in body:
         prompt = [body.get("tools"), body["messages"]]
@@ -122,11 +122,11 @@ def _prefix(body: dict[str, Any], url: str) -> bytes:
 
 
 class Answers:
-    """The file of the answers, which one process writes.
+    """The file of answers; only one process writes it.
 
-    What an earlier run has written is finished; a last line that was cut off is removed, where it
-    begins as an answer that is written here. Raises BatchError where another process writes it, or
-    a line of it is no answer: a file that was named by mistake stays as it is.
+    Answers of an earlier run count as finished; an incomplete last line is removed if it begins
+    like an answer of this module. Raises BatchError if another process writes the file, or a line
+    of it is not an answer: a file that was named by mistake is not changed.
     """
 
     def __init__(self, path: Path, *, retry_failed: bool = False) -> None:
@@ -147,9 +147,11 @@ class Answers:
             raise BatchError(f"{path} is being written by another process: wait for its end")
 
     def _read(self, path: Path) -> set[str]:
-        """Note what is finished, and mend the end; the keys of what failed.
+        """Record what is finished and repair the end of the file.
 
-        The file is changed last, once all of it is known to be answers.
+        Returns the keys of failed requests.
+
+        The file is changed only after all of it was found to be answers.
         """
         whole, failed, cut = self._file.seek(0), set(), b""
         for number, line in enumerate(self._file, 1):
@@ -174,7 +176,7 @@ class Answers:
         return failed
 
     def _drop(self, path: Path, failed: set[str]) -> None:
-        """Remove the answers that are none, so that they are asked for again."""
+        """Remove the answers of failed requests, so that these are asked again."""
         self._file.seek(0)
         with write_whole(path.absolute()) as kept:
             for line in self._file:
@@ -187,7 +189,7 @@ class Answers:
         self.n_failed = 0
 
     def write(self, item: Item, status: int = 0, body: bytes = b"") -> None:
-        """Add the answer to a request, or what was wrong with it. Raises OSError."""
+        """Append the answer to a request, or its error. Raises OSError."""
         response, error = None, None
         if item.wrong is not None:
             error = {"code": item.wrong[0], "message": item.wrong[1]}
@@ -205,27 +207,27 @@ class Answers:
         self.n_failed += not _is_good(record)
 
     def close(self) -> None:
-        """Wait until all of it is on the disk."""
+        """Wait until the whole file is on disk."""
         with contextlib.suppress(OSError):  # a pipe
             os.fsync(self._file.fileno())
         self._file.close()
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    """A record as a line, also for readers that end lines where Unicode does."""
+    """A record as one line, also for readers that split lines at Unicode separators."""
     text = json.dumps(record, ensure_ascii=False)
     for mark in "\x85\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     try:
         return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair in a custom_id, which stays as it is
+    except UnicodeEncodeError:  # an unpaired surrogate in a custom_id, which is written as it is
         return json.dumps(record).encode() + b"\n"
 
 
 def _answered(line: bytes) -> tuple[str, bool]:
-    """The key of the request that a line answers, and whether by a good answer. Raises ValueError.
+    """The key of the request that a line answers, and whether it succeeded. Raises ValueError.
 
-    A line of OpenAI's own batches is one as well.
+    Lines of OpenAI's own batches are accepted as well.
     """
     record = json.loads(line)
     if not isinstance(record, dict):
@@ -242,7 +244,7 @@ def _answered(line: bytes) -> tuple[str, bool]:
 def _was_cut(line: bytes, *, first: bool) -> bool:
     """Whether a line is the beginning of an answer that was being written.
 
-    The few bytes of a file's first line that any JSON begins with are nobody's for sure.
+    The first few bytes of a file do not count if any JSON could begin with them.
     """
     return line.startswith(_HEAD) or (not first and _HEAD.startswith(line))
 
@@ -262,10 +264,11 @@ async def run(
     n_at_once: int,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Ask for all of `todo`, n_at_once at a time, and write the answers.
+    """Ask all of `todo`, n_at_once at a time, and write the answers.
 
-    Prompts that begin equally follow each other: what they share is then read once. A request that
-    fails does not end the run. told(done, total) after each. Raises OSError of the answers' file.
+    Prompts with a common prefix follow each other, so that it is computed once. A request that
+    fails does not end the run. told(done, total) is called after each one. Raises OSError of the
+    file of answers.
     """
     waiting = deque(sorted(todo, key=lambda item: (item.prefix, item.number)))
     done, total = 0, len(waiting)
@@ -281,7 +284,7 @@ async def run(
                     record = json.loads(file.readline())
                     data = json.dumps(record["body"]).encode()
                     status, body = await _asked(ask, record["url"], data)
-                except RecursionError:  # the stack is lower here than where the line was checked
+                except RecursionError:  # less stack is left here than where the line was checked
                     status, body = 400, b'{"error": {"message": "nested too deeply"}}'
             answers.write(item, status, body)
             done += 1
@@ -293,7 +296,7 @@ async def run(
 
 
 async def _asked(ask: Ask, url: str, body: bytes) -> tuple[int, bytes]:
-    """The answer to a request, which is asked again where it failed for no reason of its own."""
+    """The answer to a request, which is asked again if it failed without a fault of its own."""
     for i in range(TRIES):
         try:
             status, found = await ask(url, body)

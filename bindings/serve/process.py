@@ -1,7 +1,7 @@
-"""The process that runs a model: jobs come over a socket, what they send goes back, a frame a step.
+"""The process that runs a model: jobs arrive over a socket, events return, one frame a step.
 
-python -m tamis.bindings.serve.process SOCKET START PARENT is started by `supervisor`, which starts
-another where this one crashes. It ends with the socket.
+`supervisor` starts python -m tamis.bindings.serve.process SOCKET START PARENT, and starts another
+if this one crashes. It ends when the socket closes.
 """
 
 import contextlib
@@ -53,8 +53,9 @@ from tamis.platform.private_files import private_folder
 from tamis.platform.processes import end_with
 from tamis.select.notation import ANY_PREFILL, DENSE
 
-JOIN_SECONDS, WRITE_SECONDS = 0.1, 0.1  # for the worker's, and for the cache's last files
-ALIVE_SECONDS = 1  # between frames, where there is nothing to tell while the model runs
+# the time for the worker to end, and for the cache's last files
+JOIN_SECONDS, WRITE_SECONDS = 0.1, 0.1
+ALIVE_SECONDS = 1  # between frames while the model runs and there is no event
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
         signal.signal(number, signal.SIG_IGN)
     end_with(int(sys.argv[3]))
-    limit("core", 0)  # it would have what clients wrote
+    limit("core", 0)  # a core dump would contain what clients wrote
     channel = socket.socket(fileno=int(sys.argv[1]))
     start = Start(**json.loads(sys.argv[2]))
     try:
@@ -78,13 +79,13 @@ def main() -> None:
     loaded(channel, engine, sessions, reopen, drafting, cache, n_byte).run()
     if cache is not None:
         cache.close(WRITE_SECONDS)
-    os._exit(0)  # the model may be in a long step, which nothing interrupts
+    os._exit(0)  # the model may be in a long step, which cannot be interrupted
 
 
 def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], Reopen]:
-    """The model, a session a slot, and what opens one with other scales of LoRA adapters.
+    """The model, one session per slot, and a function that opens one with other adapter scales.
 
-    Raises MemoryError where all of them do not fit, AdapterError.
+    Raises MemoryError if they do not all fit, AdapterError.
     """
 
     def progress(stage: str, done: int, total: int | None) -> None:
@@ -100,7 +101,7 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
         **start.where,
     )
     given = _suited(start.session, engine)
-    if engine.model.arch.is_encoder:  # a text is read at once
+    if engine.model.arch.is_encoder:  # it reads a whole text at once
         given = given | {"n_ubatch": None}
     adapters = AdapterFiles(*start.adapters).load()
 
@@ -115,14 +116,14 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
 
 
 def _suited(session: dict[str, Any], engine: Engine) -> dict[str, Any]:
-    """The arguments of a session, with what --prefill auto stands for."""
+    """The arguments of a session, with `--prefill auto` resolved."""
     if session["prefill"] != "auto":
         return session
     return session | {"prefill": DENSE if engine.auto_stays_dense() else ANY_PREFILL}
 
 
 def _room(start: Start, engine: Engine, session: Session) -> Room:
-    """The memory and the disk that are free but for the weights, before any slot is used."""
+    """The free memory and disk without the weights, before any slot is used."""
     folder = start.session["kv_dir"]
     n_disk = None if folder is None else disk_usage(folder).free
     cpu = next((d for d, b in devices(engine.places).items() if b.on_host), "")
@@ -131,7 +132,7 @@ def _room(start: Start, engine: Engine, session: Session) -> Room:
 
 
 def _slots(start: Start, session: Session, drafting: Sequence[Drafting] = ()) -> list[Slots]:
-    """What slots like this one take, and what drafts for them."""
+    """The memory of slots like this session, and of their drafters."""
     found = [Slots(start.n_slot, session.n_ctx, session.plans)]
     if drafting:
         found.append(Slots(len(drafting), session.n_ctx, drafting[0].plans, loaded=False))
@@ -139,14 +140,14 @@ def _slots(start: Start, session: Session, drafting: Sequence[Drafting] = ()) ->
 
 
 def _asked(start: Start) -> int:
-    """Bytes of RAM that the prompt cache is to have, as far as the person says."""
+    """The bytes of RAM that the user gave the prompt cache."""
     return 0 if start.cache is None else CacheSizes(*start.cache).ram or 0
 
 
 def _cache(
     start: Start, engine: Engine, sessions: Sequence[Session], drafting: Sequence[Drafting]
 ) -> tuple[PromptCache | None, int]:
-    """The cache of prompts beyond the slots, and bytes of memory that all takes.
+    """The cache of prompts beyond the slots, and the bytes of memory that everything takes.
 
     Raises OSError for a folder that cannot be used, MemoryError.
     """
@@ -171,7 +172,7 @@ def _cache(
 
 
 def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list[Drafting]:
-    """What drafts for each session; the model that does is loaded once. Raises ValueError."""
+    """The drafter of each session; a draft model is loaded once. Raises ValueError."""
     if engine.model.arch.is_encoder:
         return []
     how, n_max, *file = start.draft or ("", DRAFT_MAX)
@@ -194,7 +195,7 @@ def _drafting(start: Start, engine: Engine, sessions: Sequence[Session]) -> list
 
 
 def _line(error: Exception) -> str:
-    """What the server says of an error."""
+    """The text of an error for the server's log."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     text = str(error)
@@ -214,9 +215,9 @@ def loaded(
     cache: PromptCache | None = None,
     n_byte: int = 0,
 ) -> "Runner":
-    """Runs jobs after the server got the model's description.
+    """Send the model's description to the server; returns the runner of its jobs.
 
-    drafting: of each session. n_byte: that all of it takes.
+    drafting: one per session. n_byte: the memory of everything.
     """
     hp, n = engine.hp, len(sessions)
     one = sessions[0]
@@ -239,7 +240,7 @@ def loaded(
 
 
 class Runner:
-    """Jobs by their numbers, and what they have sent since the last frame."""
+    """Jobs by their numbers, and the events that they have sent since the last frame."""
 
     def __init__(
         self,
@@ -271,7 +272,7 @@ class Runner:
                 while (found := frames.next()) is not None:
                     self._take(*found, sockets)
         self._worker.stop()
-        self._worker.join(JOIN_SECONDS)  # it may be about to keep what a slot holds
+        self._worker.join(JOIN_SECONDS)  # it may be writing a slot's sequence to the cache
 
     def _take(self, kind: Kind, data: bytes, sockets: deque[int]) -> None:
         found = json.loads(data)
@@ -310,19 +311,22 @@ class Runner:
         return job
 
     def _hang_up(self) -> None:
-        """In the worker's thread: a bug has ended it, or it was stopped."""
+        """End the connection.
+
+        Called in the worker's thread when it is stopped or ended by a bug.
+        """
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def _flush(self) -> None:
-        """In the worker's thread: all that a step has brought, in one frame."""
+        """Send all events of a step in one frame; called in the worker's thread."""
         now, slots = time.monotonic(), self._worker.slots()
         busy = [slot.busy for slot in slots]
         if not self._events and busy == self._busy and now < self._sent + ALIVE_SECONDS:
             return
         record = [self._events, self._worker.counts.told(), slots]
         self._events, self._sent, self._busy = [], now, busy
-        with contextlib.suppress(OSError):  # the server has gone: this process ends
+        with contextlib.suppress(OSError):  # the server has ended, and so does this process
             self._channel.sendall(frame(Kind.EVENTS, json.dumps(record).encode()))
 
 

@@ -1,4 +1,4 @@
-"""From events of jobs to replies, in the form that an API has for them."""
+"""Replies made of the events of jobs, in the form of each API."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from tamis.bindings.serve.jobs import Again, Emit, Event, Progress, PromptTokens
 from tamis.bindings.serve.json_text import in_parts
 from tamis.bindings.serve.tasks import Task
 
-MOST_UNREAD = 1 << 16  # events of a stream that may wait for its client to read
-QUIET = 10.0  # seconds of a stream without a word, as where a long prompt is read
+MOST_UNREAD = 1 << 16  # events of a stream that may wait until its client reads
+QUIET = 10.0  # the longest silence of a stream, for example while a long prompt is read
 
 
 class Mailbox:
-    """Carries events from another thread into the loop, waking it once for all there are."""
+    """Carries events from another thread to the loop, and wakes it once for all of them."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[asyncio.Queue[tuple[int, Event]], tuple[int, Event]]] = deque()
@@ -32,31 +32,31 @@ class Mailbox:
         queue: asyncio.Queue[tuple[int, Event]],
         item: tuple[int, Event],
     ) -> None:
-        """Put the item into the loop's queue, from any thread."""
+        """Put the item into the loop's queue; callable from any thread."""
         self._waiting.append((queue, item))
         if not self._waking:
             self._waking = True
-            # The loop may have ended before the worker: nobody listens then.
+            # The loop may have ended before the worker: nothing reads the event then.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._waking = False  # first: what is posted from now on wakes the loop again
+        self._waking = False  # first: an item posted from now on wakes the loop again
         while self._waiting:
             queue, item = self._waiting.popleft()
             queue.put_nowait(item)
 
 
 class Events:
-    """What the jobs of one request send, in order, with the number of the job."""
+    """The events of one request's jobs, in order, each with the number of the job."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._loop, self._mailbox = asyncio.get_running_loop(), mailbox
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._given: set[int] = set()  # jobs of whose answers some is out
+        self._given: set[int] = set()  # jobs whose answers have been sent in part
 
     def emitter(self, i: int) -> Emit:
-        """What job i is given to send with, from the supervisor's thread."""
+        """The Emit of job i, which is called from the supervisor's thread."""
 
         def emit(event: Event) -> None:
             self._mailbox.post(self._loop, self._queue, (i, event))
@@ -65,13 +65,14 @@ class Events:
 
     @property
     def n_waiting(self) -> int:
-        """How many have come that `next` has not given."""
+        """The number of events that have arrived and `next` has not returned."""
         return self._queue.qsize()
 
     async def next(self, *, again: bool = False) -> tuple[int, Event]:
-        """The next event. Raises ApiError where it is one.
+        """The next event. Raises ApiError if it is one.
 
-        again: a job that begins anew is an event, an Again; else an error, where some is out.
+        again: return the Again of a job that restarts; otherwise it is an error if a part of the
+        answer has been sent.
         """
         while True:
             i, event = await self._queue.get()
@@ -87,7 +88,7 @@ class Events:
 
 
 class About(NamedTuple):
-    """The server, as replies speak of it."""
+    """Facts of the server that replies contain."""
 
     model: str
     fingerprint: str
@@ -101,7 +102,7 @@ def as_json(value: Any) -> str:
 
 
 class Reply:
-    """The form of the answers to one request: one object, or the events of a stream."""
+    """The form of the answers to one request: a single object, or the events of a stream."""
 
     media: ClassVar[str] = "text/event-stream"
     closing: ClassVar[str] = "data: [DONE]\n\n"
@@ -109,24 +110,24 @@ class Reply:
     def __init__(self, task: Task, about: About) -> None:
         self.task, self.about = task, about
         self.counts = [Counts() for _ in task.requests]
-        self.slots = [-1] * len(task.requests)  # that the answers are made in
-        self._since = time.monotonic()  # when the last of them began
+        self.slots = [-1] * len(task.requests)  # the slots in which the answers are generated
+        self._since = time.monotonic()  # when the last one of them began
         self.prompt: list[list[TokenInfo]] = [[] for _ in task.requests]
 
     def begin(self) -> Iterable[Any]:
-        """The events before the first."""
+        """The events that open a stream."""
         return ()
 
     def started(self, i: int, event: Started) -> None:
-        """Take note that choice i has a slot."""
+        """Record that choice i has a slot."""
         self.slots[i], self._since = event.slot, time.monotonic()
 
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
-        """The events of a part of a prompt that was read, of choice i."""
+        """The events of the prompt's progress, for choice i."""
         return ()
 
     def progress_of(self, event: Progress) -> dict[str, Any]:
-        """How far a prompt is, in llama.cpp's field; with its times where they are asked for."""
+        """The prompt's progress in llama.cpp's field; with times if the request asks for them."""
         found = {"total": event.total, "cache": event.cached, "processed": event.done}
         if not self.task.timings:
             return {"prompt_progress": found}
@@ -136,38 +137,38 @@ class Reply:
         return {"prompt_progress": found, "timings": times}
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """The events of a piece of choice i."""
+        """The events of a piece, for choice i."""
         raise NotImplementedError
 
     def end(self) -> Iterable[Any]:
-        """The last events."""
+        """The events that close a stream."""
         return ()
 
     def whole(self, found: list[list[Piece]]) -> Any:
-        """The reply that is no stream; found: the pieces of each choice."""
+        """The reply without a stream; found: the pieces of each choice."""
         raise NotImplementedError
 
     def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
-        """An event as text; write: what makes JSON of it."""
+        """An event as text; write: encodes JSON."""
         return f"data: {write(event)}\n\n"
 
     def alive(self) -> str:
-        """A sign of life where nothing comes for long, so that the client waits on: a comment."""
+        """Text that shows during a long silence that the server works: a comment."""
         return ": still here\n\n"
 
     def error(self, error: ApiError, path: str) -> str:
-        """What a stream ends with where it fails."""
+        """The text that ends a stream which has failed."""
         return self.frame(error.body_for(path))
 
     @property
     def total(self) -> Counts:
-        """Of all choices: tokens; times of the first."""
+        """The counters of all choices: sums of tokens, and times of the first choice."""
         first, n = self.counts[0], sum(c.n_answer for c in self.counts)
         return first._replace(n_answer=n)
 
 
 async def whole(reply: Reply, events: Events) -> list[list[Piece]]:
-    """The pieces of a request that is no stream, for `reply.whole`. Raises ApiError."""
+    """The pieces of a request without a stream, for `reply.whole`. Raises ApiError."""
     found: list[list[Piece]] = [[] for _ in reply.counts]
     left = len(found)
     while left:
@@ -187,7 +188,7 @@ async def whole(reply: Reply, events: Events) -> list[list[Piece]]:
 
 
 async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
-    """The text of a stream."""
+    """Yield the text of a stream."""
     try:
         for event in reply.begin():
             yield reply.frame(event)
@@ -231,9 +232,10 @@ async def stream(reply: Reply, events: Events, path: str) -> AsyncIterator[str]:
 
 
 def _with_prompt(reply: Reply, i: int, piece: Piece) -> list[str]:
-    """The events of choice i's first piece, where the prompt's tokens are in them.
+    """The events of choice i's first piece, if the prompt's tokens are in them.
 
-    Of a thread: one of them may have a hundred thousand tokens, each with its likeliest others.
+    It runs in a thread: an event may have a hundred thousand tokens, each with its likeliest
+    others.
     """
     found = [
         reply.frame(part, lambda part: in_parts(part).decode()) for part in reply.piece(i, piece)

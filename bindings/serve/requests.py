@@ -1,6 +1,6 @@
 """From the bodies of requests to tasks: prompts as tokens, sampling, limits.
 
-It runs where a request may take time and memory: see `helper`. Grammars are left as texts.
+This runs where a request may take time and memory, see `helper`. Grammars are left as texts.
 """
 
 import json
@@ -23,34 +23,36 @@ MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_LOGPROBS = 20
 MAX_SALT = 1024
-MOST_TOKENS = (1 << 63) - 1  # that a request may name; an answer ends with the context
-MOST_DRAFTED = 64  # tokens of a draft that a request may name
-MAX_SHIFTED = 1 << 17  # tokens of an answer for which the context is shifted: it is kept in memory
+# the most tokens that a request may name; an answer ends with the context
+MOST_TOKENS = (1 << 63) - 1
+MOST_DRAFTED = 64  # the longest draft that a request may name
+# the longest answer for which the context is shifted: the answer stays in memory
+MAX_SHIFTED = 1 << 17
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     n_ctx: int
     n_choices: int  # n times the number of prompts
 
 
-MAX_ADAPTERS = 64  # that a request names
-# Fields that never change an answer here; other unread fields are reported to the client.
+MAX_ADAPTERS = 64  # adapters that one request may name
+# Fields that never change an answer here; all other unread fields are reported to the client.
 HARMLESS = {
     "background", "betas", "cache_control", "client_metadata", "keep_alive", "metadata", "model",
     "prediction", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "service_tier", "speculative", "sse_ping_interval", "store", "user",
 }  # fmt: skip
-MOST_NORM = 1 << 10  # the p of a p-norm, which is the largest element's long before
+MOST_NORM = 1 << 10  # the largest p of a p-norm; it equals the largest element long before that
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Reader:
     """Makes tasks for one model. One call at a time.
 
-    usual: fields of requests, for those that have none of their own.
+    usual: default fields of requests.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Reader:
 
     @property
     def format(self) -> chat.ChatFormat:
-        """The model's chat template. Raises ApiError where it has none that can be used."""
+        """The model's chat template. Raises ApiError if it has no usable one."""
         if self._format is None:
             try:
                 self._format = chat.ChatFormat(self.text, None)
@@ -72,12 +74,12 @@ class Reader:
         return self._format
 
     def with_usual(self, body: Body) -> Body:
-        """The fields of a request, and the usual ones that it lacks."""
+        """The fields of a request, with the default ones that it lacks."""
         given = {name: value for name, value in body.fields.items() if value is not None}
         return Body(body.fields | {k: v for k, v in self._usual.items() if k not in given})
 
     def chat_task(self, body: Body) -> Task:
-        """A chat completion. Raises ApiError."""
+        """The task of a chat completion. Raises ApiError."""
         body = self.with_usual(body)
         wanted, prompt = self.chat_prompt(body)
         n = _most_tokens(body, ("max_completion_tokens", "max_tokens", "n_predict"), least=1)
@@ -99,7 +101,7 @@ class Reader:
         return self.noted(task, body)
 
     def chat_prompt(self, body: Body) -> tuple[chat.Wanted, chat.Prompt]:
-        """What a chat must be, and its prompt. Raises ApiError."""
+        """The form that a chat asks for, and its prompt. Raises ApiError."""
         messages = _messages(body)
         marked = body.switch("keep_markers")
         if not (self._usual.get("keep_markers") is True if marked is None else marked):
@@ -129,7 +131,7 @@ class Reader:
         return wanted, prompt
 
     def completion_task(self, body: Body) -> Task:
-        """A text completion. Raises ApiError."""
+        """The task of a text completion. Raises ApiError."""
         body = self.with_usual(body)
         texts, n = self.prompts(body.get("prompt")), _most_tokens(body, ("max_tokens", "n_predict"))
         if body.get("max_tokens") is None and body.get("n_predict") is None:
@@ -152,9 +154,9 @@ class Reader:
 
     @staticmethod
     def grammar(body: Body) -> LlamaGrammar | None:
-        """What an answer must look like: response_format's, or else grammar's or json_schema's.
+        """The grammar of an answer: response_format's, otherwise grammar's or json_schema's.
 
-        Any JSON object is less than those say. Raises ApiError.
+        A grammar or schema overrides a response_format of any JSON object. Raises ApiError.
         """
         given = body.record("response_format")
         schema, text = body.get("json_schema"), body.text("grammar")
@@ -178,7 +180,7 @@ class Reader:
     def infill(self, before: Any, after: str, extra: tuple[tuple[str, str], ...]) -> list[int]:
         """Fill-in-the-middle tokens for a prefix and a suffix; extra: (name, text) of files.
 
-        Raises ApiError for a model without tokens for that.
+        Raises ApiError for a model without such tokens.
         """
         vocab, tokenizer = self.text.vocab, self.text.tokenizer
         fim = vocab.fim
@@ -206,11 +208,11 @@ class Reader:
         return [*found, fim["pre"], *before, fim["suf"], *ids(after), fim["mid"]]
 
     def noted(self, task: Task, body: Body) -> Task:
-        """A task with the names of the fields that it could not heed."""
+        """A task with the names of the fields that had no effect on it."""
         return task._replace(ignored=unheeded(body))
 
     def inputs(self, body: Body) -> Inputs:
-        """The tokens of the texts of an embeddings request, as "input" or "content".
+        """The texts of an embeddings request ("input" or "content") as tokens.
 
         Raises ApiError.
         """
@@ -226,13 +228,16 @@ class Reader:
 
     @staticmethod
     def vectors_wanted(body: Body, texts: list[list[int]], *, packed: bool = False) -> Inputs:
-        """The texts with what a request says of their vectors. Raises ApiError."""
+        """The texts with the form of vectors that a request asks for. Raises ApiError."""
         norm = body.integer("embd_normalize", -1, MOST_NORM)
         dimensions = body.integer("dimensions", 1, 1 << 20)
         return Inputs(texts, packed, dimensions, norm, unheeded(body))
 
     def tokens(self, text: str, body: Body, *, special: bool) -> list[int]:
-        """The tokens of a text of any length, with those of its ends. Raises ApiError."""
+        """The tokens of a text of any length, with BOS and EOS as the model has them.
+
+        Raises ApiError.
+        """
         parsed = body.switch("parse_special") is not False
         return self.text.unbounded.encode(text, add_special=special, parse_special=parsed)
 
@@ -264,7 +269,7 @@ class Reader:
     def task(
         self, body: Body, prompts: list[list[int]], n_most: int | None, stop: tuple[str, ...]
     ) -> Task:
-        """The parts of a task that all completions have. Raises ApiError."""
+        """The parts of a task that all completions share. Raises ApiError."""
         n_choices = body.integer("n", 1, self.limits.n_choices) or 1
         n_choices = body.integer("n_cmpl", 1, self.limits.n_choices) or n_choices
         if (body.integer("best_of", 1, 1 << 10) or 1) > n_choices:
@@ -273,7 +278,7 @@ class Reader:
             most = self.limits.n_choices
             raise invalid(f"n times the number of prompts is above {most}", "n")
         words = body.texts("stop", MAX_STOP, MAX_STOP_LENGTH, least=0)
-        stop = (*stop, *(word for word in words if word))  # "" is no stop
+        stop = (*stop, *(word for word in words if word))  # an empty text is not a stop string
         n_draft = body.integer("speculative.n_max", 0, MOST_DRAFTED)
         first: Request | None = None
         requests = []
@@ -317,7 +322,7 @@ class Reader:
     def prompts(
         self, given: Any, name: str = "prompt", *, truncate: bool = False
     ) -> list[tuple[str, list[int]]]:
-        """Texts with their tokens: of a string, of tokens, of a list of either.
+        """Texts with their tokens, from a string, a list of tokens, or a list of either.
 
         truncate: texts are cut where the context ends. Raises ApiError.
         """
@@ -335,7 +340,7 @@ class Reader:
         if isinstance(item, dict):
             item = _text_of_object(item, name)
         if isinstance(item, str):
-            if truncate:  # a text of so many characters has no fewer tokens than fit
+            if truncate:  # a text of so many characters has at least as many tokens as fit
                 item = item[: self.limits.n_ctx * self.text.tokenizer.longest]
             ids = self._ids(item, name, first=True, bounded=not truncate)
             ids = ids or [i for i in [self.text.tokenizer.bos] if i is not None]
@@ -358,8 +363,9 @@ class Reader:
         return self.text.unbounded.decode(found, special=True), found
 
     def _ids(self, text: str, name: str, *, first: bool, bounded: bool = True) -> list[int]:
-        # JSON may write half a surrogate pair, which no reply could echo in UTF-8. A prompt is the
-        # client's own template, as llama.cpp's server has it; a text to embed may be of anyone.
+        # JSON may escape an unpaired surrogate, which no reply could repeat in UTF-8. Special
+        # tokens are parsed in a prompt, which is the client's own template, as in llama.cpp's
+        # server; a text to embed may be anyone's.
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         try:
             tokenizer = self.text.tokenizer if bounded else self.text.unbounded
@@ -369,12 +375,12 @@ class Reader:
 
 
 def parts_of(name: str, record: Mapping[str, Any], heeded: tuple[str, ...]) -> dict[str, Any]:
-    """The parts of a field that is an object but for those that are heeded, as NAME.PART."""
+    """The parts of an object field that have no effect, under the name NAME.PART."""
     return {f"{name}.{str(key)[:64]}": v for key, v in record.items() if key not in heeded}
 
 
 def unheeded(body: Body) -> tuple[str, ...]:
-    """The names of fields that nothing has read, and that could have changed the reply."""
+    """The names of fields that were not read and could have changed the reply."""
     return tuple(name for name in body.unread() if name not in HARMLESS)
 
 
@@ -405,7 +411,7 @@ def _messages(body: Body) -> list[dict[str, Any]]:
 
 
 def _continued(body: Body, messages: list[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with the last message: where it is an assistant's, unless told."""
+    """Whether the answer continues the last message: by default if that is an assistant's."""
     given, generation = body.switch("continue_final_message"), body.switch("add_generation_prompt")
     last = messages[-1]
     if given and generation:
@@ -423,7 +429,7 @@ def _continued(body: Body, messages: list[dict[str, Any]]) -> bool:
 
 
 def _thinking(body: Body, wanted: chat.Wanted) -> tuple[chat.Thinking, dict[str, Any]]:
-    """What a request says of thoughts, and the template's variables. Raises ApiError."""
+    """What a request asks for about thoughts, and the template's variables. Raises ApiError."""
     variables = dict(body.record("chat_template_kwargs") or {})
     effort = body.text("reasoning_effort")
     if effort is not None:
@@ -448,7 +454,10 @@ def _thinking(body: Body, wanted: chat.Wanted) -> tuple[chat.Thinking, dict[str,
 
 
 def _most_tokens(body: Body, names: tuple[str, ...], least: int = 0) -> int | None:
-    """The first of some fields for the longest answer; -1 and none of them: no limit."""
+    """The most tokens of an answer, from the first of these fields that is set; None: no limit.
+
+    -1 also means no limit.
+    """
     for name in names:
         found = body.integer(name, -1, MOST_TOKENS)
         if found is not None:
@@ -459,7 +468,7 @@ def _most_tokens(body: Body, names: tuple[str, ...], least: int = 0) -> int | No
 
 
 def _n_keep(body: Body, ids: list[int]) -> int:
-    """Tokens that a shift of the context keeps: at least the first, which may be BOS."""
+    """The number of tokens that a context shift keeps: at least the first, which may be BOS."""
     found = body.integer("n_keep", -1, 1 << 30) or 0
     return len(ids) if found == -1 else min(found + 1, len(ids))
 
@@ -482,7 +491,7 @@ def _check_message(message: dict[str, Any]) -> None:
 
 
 def _no_text(part: Any) -> str:
-    """What is wrong with a part of a message."""
+    """The reason why a part of a message is refused."""
     kind = part.get("type") if isinstance(part, dict) else None
     for word, names in (
         ("image", ("image_url", "input_image", "image")),
@@ -496,7 +505,7 @@ def _no_text(part: Any) -> str:
 
 
 def _salt(body: Body) -> str:
-    """The text that tells prefixes apart, "" for none: vLLM's cache_salt."""
+    """The text that keeps prefixes apart, as vLLM's cache_salt does; "" for none."""
     salt = body.text("cache_salt")
     if salt is not None and not 1 <= len(salt) <= MAX_SALT:
         raise invalid(f"cache_salt has {len(salt)} characters, expected 1 to {MAX_SALT}")

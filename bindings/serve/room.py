@@ -1,4 +1,4 @@
-"""The memory of a model's process as one plan: slots, what drafts for them, the prompt cache."""
+"""The memory of a model's process as one plan: slots, their drafters, the prompt cache."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,19 +6,19 @@ from typing import NamedTuple
 from tamis.engine.memory_plan import MemoryPlan
 
 GIB = 1 << 30
-CACHE_SHARE = 4  # the prompt cache has a part of the memory that is free, this small
+CACHE_SHARE = 4  # the prompt cache takes one CACHE_SHARE-th of the free memory
 
 
 class Slots(NamedTuple):
-    """Sessions of a model that are alike: how many, and the plan of one of them by device."""
+    """Equal sessions of a model: their number, and the plan of one of them by device."""
 
     n: int
     n_ctx: int
     plans: Mapping[str, MemoryPlan]
-    loaded: bool = True  # whether the plans' `available` is without the weights already
+    loaded: bool = True  # whether the weights were already subtracted from the plans' `available`
 
     def bytes_on(self, device: str) -> int:
-        """Bytes of that device's memory."""
+        """The bytes of that device's memory."""
         plan = self.plans.get(device)
         if plan is None:
             return 0
@@ -26,25 +26,25 @@ class Slots(NamedTuple):
 
     @property
     def in_ram(self) -> int:
-        """Bytes of RAM that stand behind a GPU's memory."""
+        """The bytes of RAM that back a GPU's memory."""
         return self.n * sum(plan.host for plan in self.plans.values())
 
     @property
     def on_disk(self) -> int:
-        """Bytes of files."""
+        """The bytes of files."""
         return self.n * sum(plan.disk for plan in self.plans.values())
 
 
 class Room(NamedTuple):
-    """What is free. ram: the name of the CPU among devices, and bytes of RAM."""
+    """Free memory; ram: the name of the CPU among devices, and its bytes of RAM."""
 
     ram: tuple[str, int]
     disk: int | None = None  # bytes in the folder of the KV cache; None: there is none
 
     def left(self, slots: Sequence[Slots], n_cache: int = 0) -> int:
-        """Bytes of RAM that are free beside all these slots, and a prompt cache of n_cache bytes.
+        """Free bytes of RAM beside all these slots and a prompt cache of n_cache bytes.
 
-        Raises MemoryError where a device's memory, RAM or the disk is less than what they take.
+        Raises MemoryError if they exceed a device's memory, RAM or the disk.
         """
         first, (cpu, free) = slots[0], self.ram
         told = f"{first.n} contexts of {first.n_ctx} tokens"

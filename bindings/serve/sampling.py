@@ -1,4 +1,4 @@
-"""The sampling fields of requests: OpenAI's, llama.cpp's and the names others have for them."""
+"""The sampling fields of requests: OpenAI's, llama.cpp's and other names for them."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ _HUGE = 1e6
 
 
 def sampling_of(body: Body, text: TextModel) -> Sampling:
-    """What the fields say; those that are absent have llama.cpp's defaults. Raises ApiError."""
+    """The sampling of a request; absent fields have llama.cpp's defaults. Raises ApiError."""
     usual = Sampling()
 
     def number(name: str, field: str, low: float, high: float) -> float:
@@ -57,7 +57,10 @@ def sampling_of(body: Body, text: TextModel) -> Sampling:
 
 
 def _bias(given: Any, text: TextModel) -> dict[int, float] | None:
-    """OpenAI's object, or llama.cpp's list of pairs: of ids or texts, False for never."""
+    """Biases by token id, from OpenAI's object or llama.cpp's list of pairs.
+
+    A pair is an id or a text, and a number or False, which forbids the token.
+    """
     pairs = list(given.items()) if isinstance(given, dict) else given
     if not pairs:
         return None

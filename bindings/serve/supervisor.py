@@ -1,8 +1,8 @@
 """The server's side of `process`: a model runs in a process of its own, which may crash.
 
-Then another is started, and jobs begin anew: readers of their events are asked to drop what came
-(Again), or ends where that has been sent on. A job that is run by two processes that crash is not
-run by a third.
+Then another one is started, and jobs restart: readers of their events are asked to drop what they
+have (Again), or end if that was already sent to a client. A job in which two processes have crashed
+is not given to a third.
 """
 
 import contextlib
@@ -42,61 +42,62 @@ from tamis.sampling.base import Step
 from tamis.sampling.chain import Sampler
 from tamis.text.tokenizer import Tokenizer
 
-LAST_N = 64  # tokens that penalties look back at
-STEP_SECONDS = 900  # that a process may be silent with jobs: a step of it does not end
-MOST_RUNS = 2  # of a job by processes that crash
-LONGEST_DELAY, STEADY_SECONDS = 30, 60  # before a start; of a process after which the next has none
-END_SECONDS = 0.3  # for a process to end by itself
+LAST_N = 64  # tokens that repetition penalties consider
+STEP_SECONDS = 900  # the longest silence of a process with jobs; then its step is taken to hang
+MOST_RUNS = 2  # processes that may crash with the same job
+# the longest wait before a start; a process that lived so long is restarted at once
+LONGEST_DELAY, STEADY_SECONDS = 30, 60
+END_SECONDS = 0.3  # the time for a process to end by itself
 Progress = Callable[[str, int, int | None], None]
 
 
 class CacheSizes(NamedTuple):
-    """Of a prompt cache; bytes that are None are a share of what is free."""
+    """The sizes of a prompt cache; bytes that are None are a share of what is free."""
 
     ram: int | None = None  # bytes in RAM
-    folder: str | None = None  # None: nothing is on disk
+    folder: str | None = None  # None: nothing is written to disk
     disk: int | None = None  # bytes there
-    memory: int | None = None  # bytes that all models may take, which RAM is then a share of
+    memory: int | None = None  # bytes that all models may take; the share in RAM is taken of these
 
 
 class Start(NamedTuple):
-    """What a process is started with; `where` and `session` are what the engine is given."""
+    """The arguments of a process; `where` and `session` are passed to the engine."""
 
     path: str
-    identity: list[int]  # of the model file
+    identity: list[int]  # of the model file, as wire.identity returns it
     n_threads: int | None
     rope: dict[str, Any] | None
     where: dict[str, Any]
     session: dict[str, Any]
     n_slot: int
     adapters: Sequence[Any] = ((), (), None)  # AdapterFiles
-    # What drafts ("model", "mtp" or "attn"), tokens of a draft, and of a model its file.
+    # The drafter ("model", "mtp" or "attn"), the tokens of a draft, and a draft model's file.
     draft: list[Any] | None = None
-    # NGrams that draft, first or alone; None: none do.
+    # The NGrams that draft, first or alone; None: there are none.
     ngrams: Sequence[Any] | None = None
-    # CacheSizes of the prompt cache; None: there is none.
+    # The CacheSizes of the prompt cache; None: there is none.
     cache: Sequence[Any] | None = None
 
 
 class Loaded(NamedTuple):
-    """What a process tells of its model."""
+    """What a process reports of its model."""
 
     n_ctx: int
     n_embd: int
     n_vocab: int
     n_ctx_train: int
     n_slot: int
-    n_byte: int  # of memory that weights and slots take
+    n_byte: int  # the memory of weights and slots
     device: str
     predicts: bool = True  # it has logits
     pooling: str = "mean"  # of embeddings
-    ranks: bool = False  # documents, for a query
+    ranks: bool = False  # whether the model ranks documents for a query
 
 
 class LoadError(RuntimeError):
-    """The process could not load the model; its text is for the person."""
+    """The process could not load the model; the text is for the user."""
 
-    memory = False  # whether it was for want of memory
+    memory = False  # whether memory was lacking
 
 
 def sampler_of(
@@ -109,7 +110,7 @@ def sampler_of(
 ) -> Sampler:
     """The sampler of an answer to a prompt.
 
-    Raises ValueError, TypeError for numbers that none takes.
+    Raises ValueError, TypeError for parameters out of range.
     """
     return sampling.sampler(
         n_vocab,
@@ -127,16 +128,16 @@ def _no_ids() -> Any:
 
 
 class Process(Protocol):
-    """A process, by its socket."""
+    """A process with its socket: a Protocol."""
 
     channel: socket.socket
 
     def end(self) -> str:
-        """Wait until it has ended, for a moment, then kill it; what ended it."""
+        """Wait a moment until it has ended, then kill it; returns how it ended."""
 
 
 class ModelProcess:
-    """A process of its own."""
+    """A child process that runs the model."""
 
     def __init__(self, start: Start) -> None:
         self.channel, theirs = socket.socketpair()
@@ -149,12 +150,12 @@ class ModelProcess:
                 cwd="/",
                 env=child_environment({}),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal is for the server
+                start_new_session=True,  # a terminal's Ctrl-C must reach the server only
             )
         self.pid = self._process.pid
 
     def end(self) -> str:
-        """See Process."""
+        """End the process, as described in Process."""
         self.channel.close()
         try:
             code = self._process.wait(END_SECONDS)
@@ -175,11 +176,11 @@ class _Entry:
     number: int
     request: int
     started: bool = False
-    runs: int = 0  # by processes that have crashed
+    runs: int = 0  # processes that have crashed with it
 
 
 class _Writer:
-    """What goes to a process: from a thread, as a process may be slow to read."""
+    """Writes to a process in a thread, as a process may be slow to read."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._queue = queue.SimpleQueue[tuple[Kind, Any, socket.socket | None] | None]()
@@ -187,7 +188,7 @@ class _Writer:
         threading.Thread(target=self._run, name="tamis-writer", daemon=True).start()
 
     def put(self, kind: Kind, record: Any, handed: socket.socket | None = None) -> None:
-        """Send a frame, and a socket with it; a record may be long, and is JSON's in the thread."""
+        """Send a frame, with a socket if given; a long record is encoded as JSON in the thread."""
         self._queue.put((kind, record, handed))
 
     def close(self) -> None:
@@ -203,14 +204,14 @@ class _Writer:
                     data = data[n:]
                 self._channel.sendall(data)
             except OSError:
-                pass  # the process has ended, which its reader finds
+                pass  # the process has ended; its reader notices
             finally:
                 if handed is not None:
                     handed.close()
 
 
 class Supervisor:
-    """Runs jobs in a process, and another where it has crashed. Its calls are of any thread."""
+    """Runs jobs in a process, and restarts it after a crash. Callable from any thread."""
 
     def __init__(
         self,
@@ -222,12 +223,12 @@ class Supervisor:
         progress: Progress = lambda stage, done, total: None,
         step_seconds: float = STEP_SECONDS,
     ) -> None:
-        """n_owner: that share the queue."""
+        """Start the process; n_owner: the number of clients that share the queue."""
         self._start, self._log, self._progress = start, log, progress
         self.n_queue, self._n_owner, self._step_seconds = n_queue, n_owner, step_seconds
         self._changed = threading.Condition()
-        self._entries: dict[int, _Entry] = {}  # by number, in the order of their requests
-        self._numbers: dict[Job, int] = {}  # also of those that have ended, until `drop`
+        self._entries: dict[int, _Entry] = {}  # by number, in the order of requests
+        self._numbers: dict[Job, int] = {}  # includes jobs that have ended, until `drop`
         self._number = 0
         self._own, self._before, self._now = Counts(), Counts(), Counts()
         self._process: Process | None = None
@@ -236,12 +237,12 @@ class Supervisor:
         self._failed: Exception | None = None
         self._stopping = False
         self.loaded: Loaded | None = None
-        self.slots: list[SlotState] = []  # as the process has told last
+        self.slots: list[SlotState] = []  # as the process last reported them
         self._thread = threading.Thread(target=self._run, name="tamis-supervisor", daemon=True)
         self._thread.start()
 
     def wait(self) -> Loaded:
-        """Wait until the model is loaded. Raises LoadError."""
+        """Wait until the model is loaded and return its description. Raises LoadError."""
         with self._changed:
             while self.loaded is None and self._failed is None:
                 self._changed.wait()
@@ -252,38 +253,38 @@ class Supervisor:
 
     @property
     def n_running(self) -> int:
-        """Jobs that have a slot."""
+        """The number of jobs that have a slot."""
         return sum(entry.started for entry in list(self._entries.values()))
 
     @property
     def n_waiting(self) -> int:
-        """Jobs that have none."""
+        """The number of jobs that wait for a slot."""
         return sum(not entry.started for entry in list(self._entries.values()))
 
     @property
     def counts(self) -> Counts:
-        """What all processes have done."""
+        """The counters of all processes, summed."""
         return self._own + self._before + self._now
 
     @property
     def ready(self) -> bool:
-        """Whether there is a process that has loaded the model."""
+        """Whether a process has loaded the model."""
         return self._writer is not None
 
     @property
     def failed(self) -> bool:
-        """Whether the model could not be loaded when it was last tried."""
+        """Whether the last attempt to load the model failed."""
         return self._failed is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether no more jobs are taken."""
+        """Whether no more jobs are accepted."""
         return self._stopping
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take the jobs of a request, all or none; `drop` them at their end.
+        """Accept the jobs of a request, all or none; the caller must `drop` them at their end.
 
-        Raises ApiError where too many wait, the server stops, or there is no model.
+        Raises ApiError if too many wait, the server stops, or there is no model.
         """
         with self._changed:
             if self._stopping:
@@ -308,7 +309,7 @@ class Supervisor:
             self._own.jobs += len(jobs)
 
     def drop(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these jobs any more."""
+        """Cancel jobs that nobody waits for any more."""
         with self._changed:
             self._drop(jobs)
 
@@ -325,7 +326,7 @@ class Supervisor:
             job.emit(stopping())
 
     def join(self) -> None:
-        """Wait until the process has ended, after `stop`."""
+        """Wait after `stop` until the process has ended."""
         self._thread.join()
 
     # --- under the lock --------------------------------------------------------------------------
@@ -342,7 +343,7 @@ class Supervisor:
             raise busy(mine)
 
     def _send(self, entries: Sequence[_Entry]) -> None:
-        """Send the jobs of one request. Raises OSError where there are no descriptors."""
+        """Send the jobs of one request. Raises OSError if there are no descriptors."""
         if self._writer is None:
             return
         jobs = [entry.job for entry in entries]
@@ -361,7 +362,7 @@ class Supervisor:
             self._writer.put(Kind.DROP, numbers)
 
     def _take_all(self) -> list[Job]:
-        """The jobs there are, which will be no more."""
+        """Remove and return all jobs."""
         jobs = [entry.job for entry in self._entries.values()]
         self._own.failed += len(jobs)
         self._entries.clear()
@@ -369,7 +370,7 @@ class Supervisor:
 
     @staticmethod
     def _hang_up(process: Process) -> None:
-        """Let the thread, and the process, find that this is the end."""
+        """Close the connection, so that the thread and the process notice the end."""
         with contextlib.suppress(OSError):
             process.channel.shutdown(socket.SHUT_RDWR)
 
@@ -395,7 +396,10 @@ class Supervisor:
             delay = min(LONGEST_DELAY, 2 * delay or 1)
 
     def _live(self) -> str:
-        """From the start of a process to its end, and what that was. Raises LoadError, OSError."""
+        """Run a process from its start to its end; returns why it ended.
+
+        Raises LoadError, OSError.
+        """
         process, frames, hung = self._start(), Frames(), ""
         try:
             with self._changed:
@@ -416,7 +420,7 @@ class Supervisor:
         return hung or why
 
     def _load(self, process: Process, frames: Frames) -> bool:
-        """Wait until a model is loaded; False where the process has ended. Raises LoadError."""
+        """Wait until a model is loaded; False if the process has ended. Raises LoadError."""
         while True:
             while (found := _next(frames)) is not None:
                 kind, record = found[0], json.loads(found[1])
@@ -437,7 +441,7 @@ class Supervisor:
             frames.feed(data)
 
     def _begin(self, process: Process) -> None:
-        """Give a process the jobs there are; more come as they are submitted."""
+        """Send a process the waiting jobs; later ones are sent as they are submitted."""
         with self._changed:
             if self._stopping:
                 return
@@ -451,7 +455,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _listen(self, process: Process, frames: Frames) -> str:
-        """Deal with what a process sends until it ends; why it is to be ended, where it is."""
+        """Handle what a process sends until it ends; returns why it must be ended, or ""."""
         poll = select.poll()
         poll.register(process.channel, select.POLLIN)
         while True:
@@ -472,7 +476,7 @@ class Supervisor:
                 return "has sent what it should not"
 
     def _deal(self, kind: Kind, data: bytes) -> None:
-        """Events of jobs, in the order of a process."""
+        """Handle events of jobs, in the order in which the process sent them."""
         if kind is not Kind.EVENTS:
             raise ValueError
         records, counts, slots = json.loads(data)
@@ -497,7 +501,10 @@ class Supervisor:
             job.emit(event)
 
     def _recover(self, why: str) -> None:
-        """After the end of a process: which jobs begin anew, and which have had their turns."""
+        """After the end of a process, choose the jobs that restart.
+
+        Fail those with too many crashes.
+        """
         if self._stopping:
             return
         self._log(f"the model's process {why}; it is started again")
@@ -517,7 +524,7 @@ class Supervisor:
             job.emit(event)
 
     def _fail(self, why: Exception) -> None:
-        """There is no model for now."""
+        """Fail all jobs: for now there is no model."""
         with self._changed:
             if self._stopping:
                 return
@@ -538,7 +545,7 @@ def _next(frames: Frames) -> tuple[Kind, bytes] | None:
 
 
 def _received(channel: socket.socket) -> bytes:
-    """What has come, nothing at the end."""
+    """The bytes that have arrived; empty at the end."""
     try:
         return channel.recv(1 << 20)
     except OSError:

@@ -1,6 +1,6 @@
-"""What a request asks for, checked: the record between those who read it and those who run it.
+"""A checked request: the record that its readers pass to its runners.
 
-A process that has read a stranger's request sends it as JSON; nothing else is taken from there.
+A process that has read a stranger's request sends it as JSON; nothing else is accepted from it.
 """
 
 import json
@@ -20,7 +20,7 @@ LEAST_SEED, MOST_SEED = -(1 << 63), (1 << 63) - 1  # as OpenAI's API has it: int
 
 
 class Task(NamedTuple):
-    """A completion or chat completion, checked: one choice an entry of requests."""
+    """A completion or chat completion, checked: one choice for each entry of requests."""
 
     requests: list[Request]
     sampling: Sampling
@@ -31,21 +31,21 @@ class Task(NamedTuple):
     wanted: chat.Wanted | None  # of a chat
     prompt_tokens: int
     salt: str = ""
-    masked: bool = False  # its process sends masks for the choices
-    timings: bool = False  # with every part of a stream
-    slot: int | None = None  # the one to run in
-    cached: bool = True  # whether what a slot holds may be used
-    lora: list[dict[str, Any]] | None = None  # scales of LoRA adapters by {id, scale}
-    ignored: tuple[str, ...] = ()  # fields that could have changed the answer
-    about: Mapping[str, Any] = MappingProxyType({})  # what the reply repeats; JSON
+    masked: bool = False  # whether its helper process sends masks for the choices
+    timings: bool = False  # whether every part of a stream has them
+    slot: int | None = None  # the slot to run in
+    cached: bool = True  # whether tokens that a slot holds may be reused
+    lora: list[dict[str, Any]] | None = None  # scales of LoRA adapters as {id, scale}
+    ignored: tuple[str, ...] = ()  # fields without effect that could have changed the answer
+    about: Mapping[str, Any] = MappingProxyType({})  # JSON that the reply repeats
 
     def seed_of(self, i: int) -> int:
-        """The seed of choice i: one more each, after the last of 64 bits the first."""
+        """The seed of choice i: the first one's plus i, modulo 64 bits."""
         return (self.seed + i - LEAST_SEED) % (1 << 64) + LEAST_SEED
 
     @property
     def grammar(self) -> LlamaGrammar | None:
-        """What the answers must look like."""
+        """The grammar of the answers; None for none."""
         return self.sampling.grammar
 
 
@@ -55,12 +55,12 @@ class Inputs(NamedTuple):
     texts: list[list[int]]
     packed: bool = False  # base64
     dimensions: int | None = None
-    norm: int | None = None  # as `formats.norms.normalized` has it; None: as is usual
-    ignored: tuple[str, ...] = ()  # fields that could have changed the reply
+    norm: int | None = None  # as in `formats.norms.normalized`; None: the default
+    ignored: tuple[str, ...] = ()  # fields without effect that could have changed the reply
 
 
 def to_json(task: Task) -> bytes:
-    """A task without its grammar; choices of one prompt have its tokens once."""
+    """A task without its grammar as JSON; choices of one prompt contain its tokens once."""
     prompts: list[list[int]] = []
     places: dict[int, int] = {}
     requests = []
@@ -77,7 +77,7 @@ def to_json(task: Task) -> bytes:
 
 
 def from_json(data: bytes, n_vocab: int) -> Task:
-    """The task of `to_json`. Raises ValueError, TypeError, KeyError where it is none."""
+    """The task that `to_json` wrote. Raises ValueError, TypeError, KeyError if it is malformed."""
     found = json.loads(data)
     prompts = [_ids(ids, n_vocab) for ids in found.pop("prompts")]
     requests = []
@@ -91,20 +91,20 @@ def from_json(data: bytes, n_vocab: int) -> Task:
 
 
 def request_record(request: Request) -> dict[str, Any]:
-    """What JSON has of a request, but for its prompt."""
+    """A request for JSON, without its prompt."""
     head = {f.name: getattr(request, f.name) for f in fields(request) if f.name != "prompt"}
     return head | {"shown": sorted(request.shown)}
 
 
 def request_of(record: dict[str, Any], prompt: list[int]) -> Request:
-    """The request of `request_record`. Raises as `from_json`."""
+    """The request of a record of `request_record`. Raises what `from_json` raises."""
     budget = None if record["budget"] is None else Budget(*record["budget"])
     parts = {"stop": tuple(record["stop"]), "shown": frozenset(record["shown"]), "budget": budget}
     return Request(**{**record, **parts, "prompt": prompt})
 
 
 def sampling_of(record: dict[str, Any]) -> Sampling:
-    """The arguments that a record of JSON has. Raises as `from_json`."""
+    """The sampling arguments of a JSON record. Raises what `from_json` raises."""
     bias = record["logit_bias"]
     found = None if bias is None else {int(token): value for token, value in bias.items()}
     breakers = tuple(record["dry_sequence_breakers"])
@@ -117,7 +117,7 @@ def inputs_to_json(inputs: Inputs) -> bytes:
 
 
 def inputs_from_json(data: bytes, n_vocab: int) -> Inputs:
-    """The request of `inputs_to_json`. Raises as `from_json`."""
+    """The request that `inputs_to_json` wrote. Raises what `from_json` raises."""
     texts, packed, dimensions, norm, ignored = json.loads(data)
     found = [_ids(ids, n_vocab) for ids in texts]
     return Inputs(found, packed, dimensions, norm, tuple(map(str, ignored)))

@@ -1,4 +1,4 @@
-"""The text half of a model for the server: vocabulary, template, and a tokenizer with a limit."""
+"""The text side of a model for the server: vocabulary, template, and a limited tokenizer."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -10,7 +10,7 @@ from tamis.text.tokenizer import Tokenizer, tokenizer_for
 
 
 class TooManyTokens(Exception):
-    """A text of which its length alone says that it has at least `n` tokens."""
+    """The length of a text alone shows that it has at least `n` tokens."""
 
     def __init__(self, n: int) -> None:
         super().__init__(f"at least {n} tokens")
@@ -18,30 +18,30 @@ class TooManyTokens(Exception):
 
 
 class BoundedTokenizer:
-    """A tokenizer that refuses, before it reads them, texts that cannot have `most` tokens."""
+    """A tokenizer that refuses, unread, texts that must have more than `most` tokens."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: Vocab, most: int) -> None:
         self._tokenizer, self._most = tokenizer, most
-        # Bytes in the file, which are no fewer than those a token stands for; composed characters
-        # take a third of the bytes at best.
+        # The bytes of a token in the file are at least those it stands for; composed characters
+        # shrink to a third of their bytes at most.
         self.longest = max(map(len, vocab.tokens.raws())) * (3 if tokenizer.composes else 1)
         self.bos, self.add_bos = tokenizer.bos, tokenizer.add_bos
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """As Tokenizer.encode. Raises TooManyTokens."""
+        """The result of Tokenizer.encode. Raises TooManyTokens."""
         self._check(text)
         return self._tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """As Tokenizer.encode_parts. Raises TooManyTokens."""
+        """The result of Tokenizer.encode_parts. Raises TooManyTokens."""
         parts = list(parts)
         self._check("".join(text for text, _ in parts))
         return self._tokenizer.encode_parts(parts)
 
     def has_special(self, text: str) -> bool:
-        """As Tokenizer.has_special."""
+        """The result of Tokenizer.has_special."""
         return self._tokenizer.has_special(text)
 
     def _check(self, text: str) -> None:
@@ -52,9 +52,9 @@ class BoundedTokenizer:
 
 
 class TextModel:
-    """Vocabulary and chat template of a model, with a tokenizer for texts of a context.
+    """A model's vocabulary and chat template, with a tokenizer limited to a context.
 
-    template: instead of the model file's own.
+    template: replaces the model file's own.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class TextModel:
 
     @classmethod
     def load(cls, path: str, n_ctx: int, template: str | None = None) -> "TextModel":
-        """That of a model file. Raises OSError, GGUFError, TokenizerError."""
+        """Load the text side of a model file. Raises OSError, GGUFError, TokenizerError."""
         vocab = Vocab.from_gguf(GGUFFile(path))
         return cls(vocab, tokenizer_for(vocab), n_ctx, template)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The one that was given, the file's, or the usual one for its tokens.
+        """The template that was passed, the file's, or the usual one for its tokens.
 
         Raises PromptError.
         """

@@ -1,4 +1,4 @@
-"""What the server and the processes that prepare requests share: a start, and frames of bytes."""
+"""What the server and the processes that prepare requests share: their start, and frames."""
 
 import os
 import struct
@@ -11,11 +11,11 @@ HEADER = struct.Struct("<BI")
 TOKEN = struct.Struct("<HI")  # choice, token
 CHOICE = struct.Struct("<H")
 LARGEST = 1 << 30
-GRAMMAR_SECONDS = 5  # of processor time to compile a grammar, within that of its request
+GRAMMAR_SECONDS = 5  # of processor time to compile a grammar, within the request's own limit
 
 
 class Config(NamedTuple):
-    """What the helper is started with."""
+    """The configuration of the helper."""
 
     path: str
     identity: list[int]  # of the model file: device, inode, bytes, time of its last change
@@ -23,57 +23,57 @@ class Config(NamedTuple):
     n_ctx: int
     n_choices: int
     seconds: int  # of processor time that preparing a request may take
-    n_byte: int  # of memory that it may take
-    usual: Mapping[str, Any] = MappingProxyType({})  # fields, for requests that lack them
-    template: str | None = None  # of chats, instead of the model file's own
+    n_byte: int  # bytes of memory that it may take
+    usual: Mapping[str, Any] = MappingProxyType({})  # default fields of requests
+    template: str | None = None  # replaces the model file's chat template
 
 
 def identity(path: str) -> list[int]:
-    """What tells a file from one that has taken its place. Raises OSError."""
+    """Numbers that change when a file is replaced. Raises OSError."""
     found = os.stat(path)
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
 class Kind(IntEnum):
-    """What a frame has."""
+    """The content of a frame."""
 
-    REQUEST = 1  # to the process: the name of what is asked, a line feed, the body
+    REQUEST = 1  # to the process: the name of a reader, a line feed, the body
     RESULT = 2  # JSON
     ERROR = 3  # JSON: status, message, code, param
-    MASK = 4  # a choice, and a bit for each token that its grammar allows next
-    REFUSED = 5  # a choice, and why its grammar cannot go on
-    TOKENS = 6  # to the process: a choice and the token that it went on with
-    ENDED = 7  # the signal that ended the process, 0 for none; from its parent
+    MASK = 4  # a choice, and one bit for each token, set if its grammar allows it next
+    REFUSED = 5  # a choice, and the reason why its grammar cannot continue
+    TOKENS = 6  # to the process: a choice and its next token
+    ENDED = 7  # the signal that ended the process, 0 for none; sent by its parent
     PROGRESS = 8  # JSON: a stage of loading a model, done, total
     LOADED = 9  # JSON: a Loaded
-    FAILED = 10  # JSON: why the model cannot be loaded, and where in the program
+    FAILED = 10  # JSON: why the model cannot be loaded, and where in the code
     JOBS = 11  # to the process: JSON of jobs
     DROP = 12  # to the process: JSON, numbers of jobs
-    EVENTS = 13  # JSON: events of jobs by their numbers, and counts
-    COMPILING = 14  # a grammar, from now on for GRAMMAR_SECONDS at most
+    EVENTS = 13  # to the process: JSON, the numbers of jobs
+    COMPILING = 14  # a grammar is being compiled, for at most GRAMMAR_SECONDS from now on
 
 
 class Broken(ValueError):
-    """Bytes that are no frames."""
+    """Bytes that are not frames."""
 
 
 def frame(kind: Kind, data: bytes) -> bytes:
-    """The bytes of a frame."""
+    """A frame as bytes."""
     return HEADER.pack(kind, len(data)) + data
 
 
 class Frames:
-    """Frames of the bytes that come, in whatever parts."""
+    """Splits arriving bytes, in any parts, into frames."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes."""
+        """Append bytes."""
         self._data += data
 
     def next(self) -> tuple[Kind, bytes] | None:
-        """The next whole frame, if there is one. Raises Broken."""
+        """The next complete frame, or None. Raises Broken."""
         if len(self._data) < HEADER.size:
             return None
         number, n = HEADER.unpack_from(self._data)

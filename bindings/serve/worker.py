@@ -1,8 +1,8 @@
-"""The one thread that runs the model: sessions as slots, jobs as they come, steps of all at once.
+"""The one thread that runs the model: sessions as slots, jobs in a queue, batched steps.
 
-A round of the thread gives a free slot to a waiting job where no prompt is being read, runs one
-chunk of the one that is, and one decode step of all answers: a long prompt costs others a chunk a
-token.
+A round of the thread gives a free slot to a waiting job if no prompt is being read, runs one chunk
+of the prompt that is being read, and one decode step of all answers. So a long prompt delays others
+by one chunk per token.
 """
 
 import os
@@ -48,20 +48,23 @@ from tamis.sampling.chain import Sampler
 from tamis.text.thinking import ThinkingBudget
 
 Reopen = Callable[[Sequence[float] | None], Session]
-MASK_WAIT = 0.005  # seconds that a step waits for masks, about its own time
-WHOLE = 1 << 62  # of a sequence: all of its tokens
-WORTH_SHARING = 16  # tokens that another slot must hold more: reading them takes some steps' time
+MASK_WAIT = 0.005  # seconds that a step waits for masks, about a step's own time
+WHOLE = 1 << 62  # all tokens of a sequence
+# additional tokens that make copying from another slot worth while: reading them takes several
+# steps
+WORTH_SHARING = 16
 
 
 @dataclass(eq=False)
 class Completion(Job):
-    """An answer to a prompt."""
+    """An answer to a prompt, as a job of the worker."""
 
     request: Request = field(kw_only=True)
     sampler: Sampler = field(kw_only=True)
     mask: MaskStep | None = field(default=None, kw_only=True)  # of its sampler
-    cached: bool = field(default=True, kw_only=True)  # whether what a slot holds may be used
-    begun: float = field(default=0.0, kw_only=True)  # times on the monotonic clock
+    # whether tokens that a slot holds may be reused
+    cached: bool = field(default=True, kw_only=True)
+    begun: float = field(default=0.0, kw_only=True)  # times of the monotonic clock
     read: float = field(default=0.0, kw_only=True)
     n_drafted: int = field(default=0, kw_only=True)  # tokens
     n_accepted: int = field(default=0, kw_only=True)  # of them
@@ -72,7 +75,7 @@ class Completion(Job):
         return self.request.echo is not None and self.request.logprobs is not None
 
     def taken(self) -> Taken:
-        """What it has taken so far."""
+        """The counters of the answer so far."""
         now, n_read = time.monotonic(), len(self.prompt) - self.n_cached
         seconds = self.read - self.begun, now - self.read
         counts = Taken(self.n_cached, n_read, self.n_answer, *seconds)
@@ -85,9 +88,10 @@ class _Slot:
     def __init__(self, session: Session, tokenizer: Any, drafting: Drafting | None) -> None:
         self.session, self._tokenizer, self.drafting = session, tokenizer, drafting
         self.used, self.scope = 0.0, SHARED
-        self.lora: tuple[float, ...] | None = None  # scales of its adapters; None: as started
-        # How many of its tokens have the keys that reading them gives, which the prompt cache may
-        # have. Where older ones were dropped, or a file was restored, later ones have others.
+        self.lora: tuple[float, ...] | None = None  # scales of its adapters; None: the initial ones
+        # How many tokens, from the first, have the KV entries that computing them anew would give;
+        # only these may go to the prompt cache. Tokens after evicted ones, or of a restored file,
+        # have others.
         self.n_read = WHOLE
         self.clear()
 
@@ -95,12 +99,12 @@ class _Slot:
         self.job: Job | None = None
         self.reading: Generator[int, None, Any] | None = None
         self.answer: Answer | None = None
-        self.row: Best | np.ndarray | None = None  # logits that the next token is chosen by
-        self.forced: deque[int] = deque()  # tokens that come next, whatever is likely
+        self.row: Best | np.ndarray | None = None  # the logits from which the next token is chosen
+        self.forced: deque[int] = deque()  # tokens that must come next, regardless of logits
         self.budget: ThinkingBudget | None = None
 
     def take(self, job: Job) -> None:
-        """Begin a job; the session holds the part of its prompt that need not be read."""
+        """Begin a job; the session holds the part of its prompt that need not be computed."""
         self.job, job.n_cached, self.scope = job, self.session.n_past, job.scope
         self.used = time.monotonic()
         left = job.prompt[job.n_cached :]
@@ -118,13 +122,13 @@ class _Slot:
             self.reading = _hidden(self.session, left)
 
     def state(self) -> SlotState:
-        """How it is now."""
+        """The current state."""
         job = self.job
         n_answer, n_prompt = (0, 0) if job is None else (job.n_answer, len(job.prompt))
         return SlotState(job is not None, self.session.n_past, n_answer, n_prompt)
 
     def release(self) -> None:
-        """Be free; a prompt that was being read is dropped."""
+        """Free the slot; a prompt that was being read is dropped."""
         if self.reading is not None:
             self.reading.close()
         if self.drafting is not None:
@@ -136,7 +140,7 @@ class _Slot:
 def _scored(
     session: Session, ids: Sequence[int], answer: Answer, emit: Emit
 ) -> Generator[int, None, np.ndarray]:
-    """Read a whole prompt, and tell how likely its tokens were; returns the last logits."""
+    """Read a whole prompt and emit its tokens' logprobs; returns the last logits."""
     tokens, row, done = [answer.first_info()], np.empty(0, np.float32), 0
     for rows in session.logits(ids):
         for i, row in enumerate(rows, done + 1):
@@ -144,14 +148,14 @@ def _scored(
                 tokens.append(answer.prompt_info(i, row))
         done += len(rows)
         row = rows[-1].copy()
-        emit(PromptTokens(tokens))  # a part at a time: all at once would be one long event
+        emit(PromptTokens(tokens))  # in parts: one event for all would be long
         tokens = []
         yield done
     return row
 
 
 def _kept(job: Keeping, session: Session) -> Kept:
-    """Do what is asked of a slot. Raises OSError, SessionFileError, ContextError."""
+    """Save, restore or erase a slot's sequence. Raises OSError, SessionFileError, ContextError."""
     begin, n, n_byte = time.monotonic(), session.n_past, 0
     if job.action == "save":
         session.save(job.path)
@@ -187,14 +191,14 @@ class Worker:
         drafting: Sequence[Drafting] = (),
         cache: PromptCache | None = None,
     ) -> None:
-        """`flushed` is called in the thread at least once a round, `ended` at its end.
+        """Start the thread; it calls `flushed` at least once a round, and `ended` at its end.
 
-        reopen: what gives a session with other scales of LoRA adapters; None: as it was started.
-        drafting: of each session; an answer is drafted for while it is the only one.
-        cache: of prompts that slots no longer hold.
+        reopen: opens a session with other scales of LoRA adapters; None: scales cannot change.
+        drafting: one per session; it is used while only one answer is generated. cache: of prompts
+        that slots no longer hold.
         """
         self._cache = cache
-        self._to_keep: list[_Slot] = []  # whose sequences the cache shall have
+        self._to_keep: list[_Slot] = []  # slots whose sequences are to be written to the cache
         self._reopen = reopen
         self._batch, self._file = Batch(engine), engine.loaded.file
         own: Sequence[Drafting | None] = drafting or [None] * len(sessions)
@@ -203,36 +207,37 @@ class Worker:
         self._flushed, self._ended, self.counts = flushed, ended, Counts()
         self._heads = engine.model.heads
         self._waiting: deque[Job] = deque()
-        self._served: dict[Hashable, int] = {}  # by owner: the number of its last turn
+        # by owner: the number of the round that last served it
+        self._served: dict[Hashable, int] = {}
         self._changed = threading.Condition()
         self._stopping = False
-        self._outbox: list[tuple[Job, Event]] = []  # sent all at once, just before a step
+        self._outbox: list[tuple[Job, Event]] = []  # sent together, just before a step
         self._thread = threading.Thread(target=self._run, name="tamis-worker", daemon=True)
         self._thread.start()
 
     @property
     def n_running(self) -> int:
-        """Slots that are busy."""
+        """The number of busy slots."""
         return sum(slot.job is not None for slot in self._slots)
 
     def slots(self) -> list[SlotState]:
-        """The slots as they are now."""
+        """The current states of the slots."""
         return [slot.state() for slot in self._slots]
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take jobs; after the end of the thread nothing comes of them."""
+        """Queue jobs; once the thread has ended they are ignored."""
         with self._changed:
             self._waiting.extend(jobs)
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread, whatever jobs there are; may be called more than once."""
+        """End the thread even if there are jobs; may be called more than once."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for the end of the thread, after `stop`; whether it has ended in time."""
+        """Wait after `stop` for the end of the thread; returns whether it has ended in time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -251,12 +256,12 @@ class Worker:
                 self.counts.busy_seconds += time.perf_counter() - begin
         except GGUFError as error:
             sys.stderr.write(f"tamis: {error}\n")
-        finally:  # also where a bug ends the thread
+        finally:  # even if a bug ends the thread
             self._stopping = True
             self._ended()
 
     def _begin_round(self) -> bool:
-        """Wait for work and give it to free slots; False where the thread is to end."""
+        """Wait for work and assign it to free slots; returns False if the thread is to end."""
         with self._changed:
             while not (self._stopping or self._waiting or self.n_running):
                 self._changed.wait()
@@ -265,13 +270,13 @@ class Worker:
             return not self._stopping
 
     def _drop_cancelled(self) -> None:
-        """Of the jobs that wait; under the lock."""
+        """Remove cancelled jobs from the queue; the caller holds the lock."""
         kept = [job for job in self._waiting if not job.cancelled]
         self.counts.cancelled += len(self._waiting) - len(kept)
         self._waiting = deque(kept)
 
     def _admit(self) -> None:
-        """Give waiting jobs to free slots, one prompt at a time: the next may begin as it does."""
+        """Assign waiting jobs to free slots, one prompt at a time: another may share its prefix."""
         self._drop_cancelled()
         while self._waiting and self._reader() is None:
             free = [slot for slot in self._slots if slot.job is None]
@@ -292,9 +297,10 @@ class Worker:
                 self._send(job, self._told(error))
 
     def _next(self) -> Job | None:
-        """Take a waiting job: of the owner that runs the fewest, or was served the longest ago.
+        """Remove and return the waiting job of the owner with the fewest running jobs.
 
-        None where all that wait want slots that are busy.
+        Among equals, of the one that was served the longest ago. None if all waiting jobs ask for
+        slots that are busy.
         """
         running = Counter(slot.job.owner for slot in self._slots if slot.job is not None)
         first: dict[Hashable, Job] = {}
@@ -312,7 +318,7 @@ class Worker:
         return first[owner]
 
     def _placed(self, job: Job, free: list[_Slot]) -> _Slot:
-        """The slot for a job, whose session holds as much of the prompt as any does."""
+        """The free slot for a job, made to hold as much of its prompt as any slot does."""
         if job.slot is not None:
             free = [self._slots[job.slot]]
         if isinstance(job, Keeping):
@@ -326,7 +332,7 @@ class Worker:
             slot.n_read = WHOLE
             return slot
 
-        def held(slot: _Slot) -> int:  # the last token runs again: its logits are needed
+        def held(slot: _Slot) -> int:  # the last token is computed again for its logits
             if (slot.scope, slot.lora) != (job.scope, job.lora):
                 return 0
             return min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
@@ -350,7 +356,7 @@ class Worker:
         return slot
 
     def _adapt(self, slot: _Slot, job: Job) -> None:
-        """Give a slot the adapters of a job; its sequence is truncated where they were others."""
+        """Give a slot the adapters of a job; if they differ, its sequence is truncated."""
         if slot.lora != job.lora and self._reopen is not None:
             session = self._reopen(job.lora)
             slot.session.close()
@@ -359,7 +365,10 @@ class Worker:
                 slot.drafting = slot.drafting.moved_to(session)
 
     def _keep_file(self, slot: _Slot, job: Keeping) -> None:
-        """Do what is asked of a slot's sequence. Raises OSError, SessionFileError, ContextError."""
+        """Do a slot's action (save, restore, erase).
+
+        Raises OSError, SessionFileError, ContextError.
+        """
         if job.action == "erase" and self._cache is not None:
             self._cache.evict(slot.session, slot.scope)
         self._send(job, _kept(job, slot.session))
@@ -368,7 +377,7 @@ class Worker:
             slot.n_read = 0 if job.action == "restore" else WHOLE
 
     def _keep(self) -> None:
-        """Let the cache have what slots hold that have read a prompt or ended an answer."""
+        """Write to the cache the sequences of slots that finished a prompt or an answer."""
         slots, self._to_keep = self._to_keep, []
         if self._cache is None:
             return
@@ -376,20 +385,20 @@ class Worker:
             if slot.session.n_past <= slot.n_read:
                 try:
                     self._cache.keep(slot.session, slot.scope)
-                except Exception as error:  # no answer fails for it
+                except Exception as error:  # a failure of the cache must not fail an answer
                     sys.stderr.write(f"tamis: prompt cache: {error}\n")
         self.counts.take_cache(self._cache)
 
     def _release(self, slot: _Slot) -> None:
-        """Free a slot; what it holds is kept."""
+        """Free a slot; its tokens stay in the KV cache."""
         if isinstance(slot.job, Completion):
             self._to_keep.append(slot)
         slot.release()
 
     def _told(self, error: Exception) -> ApiError:
-        """The error for a client. Raises GGUFError as `_as_api_error`.
+        """The error for a client. Raises GGUFError as `_as_api_error` does.
 
-        Where logits are not finite, weights may have been damaged on the disk.
+        If logits are not finite, weights may have been damaged on disk.
         """
         if isinstance(error, LogitsError):
             self._file.check_unchanged(thorough=True)
@@ -406,7 +415,7 @@ class Worker:
                 self._release(slot)
 
     def _read(self) -> None:
-        """One chunk of the prompt that is being read."""
+        """Read one chunk of the prompt that is being read."""
         slot = self._reader()
         if slot is None:
             return
@@ -442,7 +451,7 @@ class Worker:
             self._release(slot)
 
     def _step(self) -> None:
-        """Choose a token for each answer and append it, of all answers that go on."""
+        """Choose a token for each answer, then append those of all unfinished ones in one step."""
         tokens: dict[Session, int] = {}
         slots = self._ready()
         for slot in slots:
@@ -469,7 +478,7 @@ class Worker:
                 slot.row = rows[slot.session]
 
     def _drafted(self, slot: _Slot, token: int) -> bool:
-        """Whether a token was drafted and checked already; its row is then the slot's."""
+        """Whether a token was drafted and verified already; its logits are then the slot's row."""
         row = None if slot.drafting is None else slot.drafting.take(token)
         if row is not None:
             slot.row = row
@@ -479,9 +488,9 @@ class Worker:
         return row is not None
 
     def _rows(self, tokens: dict[Session, int]) -> dict[Session, Best | np.ndarray]:
-        """The logits after a token of each session; one alone may be drafted for.
+        """The logits after a token of each session; a single one may use drafts.
 
-        Each is where a session's own decode steps are for drafts.
+        With drafts, each session must have the settings of its own decode steps.
         """
         busy = [slot for slot in self._slots if slot.job is not None]
         found: dict[Session, Best | np.ndarray] = {}
@@ -495,7 +504,7 @@ class Worker:
         return found | (self._batch.step_best(left, _most_looked_at(busy)) if left else {})
 
     def _drafting(self, slot: _Slot, drafting: Drafting, token: int) -> Best | np.ndarray:
-        """The logits after a token, as a draft for those after it is checked."""
+        """The logits after a token, while a draft of the following ones is verified."""
         assert isinstance(slot.job, Completion)
         n_before, drafting.n_most = drafting.n_drafted, slot.job.request.n_draft
         found = drafting.decode_best(token, _most_looked_at([slot]))
@@ -506,7 +515,7 @@ class Worker:
         return found
 
     def _has_room(self, slot: _Slot) -> bool:
-        """Whether a token can be appended; older ones are dropped where the request says so."""
+        """Whether a token can be appended; drops older ones if the request allows it."""
         session, job = slot.session, slot.job
         if not isinstance(job, Completion) or session.n_past < session.n_ctx:
             return True
@@ -514,7 +523,7 @@ class Worker:
         try:
             session.remove(n_keep, n_keep + (session.n_ctx - n_keep) // 2)
             slot.n_read = min(slot.n_read, n_keep)
-        except ValueError as error:  # of a model whose layers keep no single tokens
+        except ValueError as error:  # of a model whose layers cannot drop single tokens
             self._fail(slot, ApiError(400, str(error), code="failed"))
             return False
         except Exception as error:
@@ -523,7 +532,7 @@ class Worker:
         return True
 
     def _ready(self) -> list[_Slot]:
-        """The slots whose next token can be chosen: a grammar that takes long holds up nobody."""
+        """The slots whose next token can be chosen; a slow grammar does not delay the others."""
         slots = [slot for slot in self._slots if slot.row is not None]
         seconds = 0.0 if self._reader() is not None else MASK_WAIT
         ready = []
@@ -539,7 +548,7 @@ class Worker:
         return ready
 
     def _choose(self, slot: _Slot) -> int | None:
-        """The next token of an answer, None at its end; what it adds to the text is sent."""
+        """Choose the next token of an answer, None at its end; sends the text that it adds."""
         job, answer, row = slot.job, slot.answer, slot.row
         assert isinstance(job, Completion)
         assert answer is not None
@@ -567,7 +576,7 @@ class Worker:
         self._outbox.append((job, event))
 
     def _flush(self) -> None:
-        """Emit what is in the outbox: it is dealt with while the step runs, not while it waits."""
+        """Emit the outbox: its events are handled while the step runs, not before."""
         for job, event in self._outbox:
             job.emit(event)
         self._outbox.clear()
@@ -581,7 +590,7 @@ class Worker:
 
 
 def _most_looked_at(slots: list[_Slot]) -> int | None:
-    """How many of the best logits are all that any of these jobs looks at; None: one needs all."""
+    """The number of best logits that suffice for all of these jobs; None if one needs all."""
     most = 0
     for slot in slots:
         if isinstance(slot.job, Completion):
@@ -593,7 +602,7 @@ def _most_looked_at(slots: list[_Slot]) -> int | None:
 
 
 def _sampled(sampler: Sampler, row: Best | np.ndarray) -> int:
-    """The next token."""
+    """Sample the next token from a row of logits."""
     if not isinstance(row, Best):
         return sampler.sample(row)
     ids = row.ids[: sampler.n_best]
@@ -601,9 +610,9 @@ def _sampled(sampler: Sampler, row: Best | np.ndarray) -> int:
 
 
 def _as_api_error(error: Exception) -> ApiError:
-    """The error for a client: what it did, or without details what went wrong here.
+    """The error for a client: its own mistake, or an internal error without details.
 
-    Raises GGUFError: the model's file has changed, and this process can do no more.
+    Raises GGUFError if the model's file has changed, as this process cannot continue then.
     """
     if isinstance(error, GGUFError):
         raise error

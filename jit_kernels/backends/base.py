@@ -1,4 +1,4 @@
-"""What runs Programs: the protocol of a backend, and of a Program that it has linked."""
+"""Protocols of a backend, which runs Programs, and of a Program that it has linked."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -9,53 +9,53 @@ from tamis.jit_kernels.contract.program import KernelSpec, OpCost, Program
 
 
 class LinkedProgram(Protocol):
-    """What a backend of one device makes of a Program, and replays."""
+    """A Program that a backend of one device has linked and replays."""
 
     program: Program
 
     def __len__(self) -> int:
-        """Ops of the Program."""
+        """The number of ops of the Program."""
         ...
 
     def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
-        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        """Add the counts of ops first..last in the last replay, of n_tok rows from pos on."""
         ...
 
     def costs(self) -> list[OpCost]:
-        """What each op has cost since `reset_costs`, in recorded order."""
+        """The cost of each op since `reset_costs`, in recorded order."""
         ...
 
     def reset_costs(self) -> None:
-        """Start counting anew."""
+        """Set all costs to zero."""
         ...
 
 
-# Steps that run one after another; the n-th ops of a step's segments run in parallel.
+# Steps run one after another; the n-th ops of a step's segments run in parallel.
 Segments = Sequence[Sequence[tuple[Any, range]]]
 
 
 class Backend(Protocol):
     """A device that runs Programs (`CpuBackend`, `CudaBackend`), or two of them (`SplitBackend`).
 
-    `link` gives what `run` replays; between them lies only the backend's own kind of Program.
+    `link` returns an object that only `run` of the same backend replays.
     """
 
-    name: str  # of the device, for people and records: one of DEVICES
-    on_host: bool  # kernels read and write Python's own arrays in RAM; otherwise copies of them
-    n_thread: int  # that an op's work is shared by
-    n_part: int  # split-KV parts of a decode step that are fastest
+    name: str  # the device, in messages and records: one of DEVICES
+    on_host: bool  # whether kernels use Python's own arrays in RAM; otherwise they use copies
+    n_thread: int  # the number of threads that share an op's work
+    n_part: int  # the fastest number of split-KV parts of a decode step
     kv_types: tuple[str, ...]  # KV cache types that it has kernels for
     strips: bool  # whether products are faster with weights that REPACK has copied
-    timed: bool  # whether replays measure what `costs` tells; a CPU's always do
-    clock: float | None  # cycles a second of an OpCost; None: `roofline.measure` tells
-    layout: str = ""  # of strips: copies of another one are not read
-    joins: int = 0  # most rows of what it can `join`; 0: it cannot
-    joins_alike: bool = False  # whether those are of the same kernels
-    pads: int = 1  # rows of quantised products that take as long as fewer, or less
+    timed: bool  # whether replays measure costs; a CPU's always do
+    clock: float | None  # cycles per second of an OpCost; None: `roofline.measure` returns it
+    layout: str = ""  # of strips: copies in another layout are not read
+    joins: int = 0  # the most rows that it can `join`; 0: it cannot
+    joins_alike: bool = False  # whether joined segments must have the same kernels
+    pads: int = 1  # the number of rows up to which quantised products take no longer
 
     @property
     def sides(self) -> "tuple[Backend, Backend]":
-        """What runs the ops over rows, and what runs those over a sequence (see Transfer)."""
+        """The backends of the ops over rows, and of those over a sequence (see Transfer)."""
         return self, self
 
     def load(
@@ -64,43 +64,44 @@ class Backend(Protocol):
         own: Iterable[KernelSpec] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Make kernels ready ahead of `link`: of ops over rows, and over a sequence (see Transfer).
+        """Prepare kernels before `link`: of ops over rows, and over a sequence (see Transfer).
 
         Raises CompileError.
         """
 
     def link(self, program: Program) -> Any:
-        """What `run` replays, with all that the Program needs."""
+        """An object that `run` replays, with everything that the Program needs."""
 
     def join(self, steps: Segments, before: Any = None) -> Any:
-        """Segments of linked Programs as one that `run` replays, where it `joins`.
+        """Segments of linked Programs joined into one object that `run` replays, if it `joins`.
 
-        before: what it made of other rows of the same kernels, whose memory may be used again; it
-        does not run any more.
+        before: an earlier result for other rows of the same kernels, whose memory may be reused; it
+        must not be run any more.
         """
         raise TypeError(f"{self.name} joins no Programs")
 
     def run(self, linked: Any, first: int = 0, last: int | None = None) -> None:
-        """Replay ops first..last (all by default); they may still run when this returns."""
+        """Replay ops first..last (all by default); they may still be running when this returns."""
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays; nothing to do `on_host`."""
+        """Copy what Python wrote to these arrays to the device; nothing to do `on_host`."""
         ...
 
     def fetch(self, *arrays: np.ndarray) -> None:
-        """Show Python what kernels wrote to these arrays; nothing to do `on_host`."""
+        """Copy what kernels wrote to these arrays to the host; nothing to do `on_host`."""
         ...
 
     def mapped(self, array: np.ndarray, /) -> Any:
-        """Let kernels see the memory of an array itself, as long as what this gives is held.
+        """Map the memory of an array for kernels, as long as the result is held.
 
-        To be asked before any Program names it; the array itself `on_host`. Raises MemoryError.
+        It must be called before any Program names the array; `on_host` it returns the array itself.
+        Raises MemoryError.
         """
         return array
 
     def free_bytes(self, n_weight: int = 0, /) -> int:
-        """Bytes of memory that can be taken beside so many of the file's weights."""
+        """The bytes of memory that are free beside n bytes of the file's weights."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free all resources."""

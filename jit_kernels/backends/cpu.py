@@ -20,12 +20,16 @@ from tamis.platform.cores import pin, pinned, places
 from tamis.platform.memory import available_bytes
 
 RUN, WORKER = KernelSpec(ops.TEAM_RUN, ()), KernelSpec(ops.TEAM_WORKER, ())
-PARTS = 8  # of a thread's share of a decode step's keys: what threads may take over from another
+# parts of a thread's share of a decode step's keys: the units that other threads may take over
+PARTS = 8
 SPIN_CYCLES = 50_000  # about 20 us: longer than the imbalance of an op, shorter than a time slice
 
 
 class CpuProgram:
-    """A Program with addresses: what `CpuBackend.run` replays. Keeps the Program's arrays alive."""
+    """A Program with addresses, which `CpuBackend.run` replays.
+
+    Keeps the Program's arrays alive.
+    """
 
     def __init__(self, program: Program, library: KernelLibrary) -> None:
         self.program = program
@@ -48,32 +52,32 @@ class CpuProgram:
         return len(self.program)
 
     def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
-        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        """Add the counts of ops first..last in the last replay, of n_tok rows from pos on."""
         self._moved.add(n_tok, pos, first, last)
 
     def costs(self) -> list[OpCost]:
-        """Cycles since `reset_costs`, and what was counted of each op, in recorded order.
+        """Cycles since `reset_costs`, and the counts of each op, in recorded order.
 
-        Cycles are thread 0's until it starts the next op: where the team does not wait, the last op
-        of a group has the waiting of all.
+        Cycles are thread 0's until it starts the next op: if the team does not wait between ops,
+        the last op of a group has the waiting time of all.
         """
         return self._moved.costs(self.tape[:, TAPE.cycles // 8])
 
     def reset_costs(self) -> None:
-        """Start counting anew."""
+        """Set all costs to zero."""
         self.tape[:, TAPE.cycles // 8] = 0
         self._moved.reset()
 
 
 class JoinedProgram:
-    """Segments of linked Programs as one: what `CpuBackend.run` replays.
+    """Segments of linked Programs joined into one, which `CpuBackend.run` replays.
 
-    steps: one after another. The segments of a step concern different data and have no order among
+    steps: run one after another. The segments of a step use different data and have no order among
     them: they run op by op, and the team waits once for the n-th ops of all.
     """
 
     def __init__(self, steps: Sequence[Sequence[tuple[CpuProgram, range]]]) -> None:
-        self._steps = steps  # whose arrays are kept alive
+        self._steps = steps  # keeps their arrays alive
         self.tape = np.concatenate([_interleaved_tape(step) for step in steps])
 
     def __len__(self) -> int:
@@ -93,7 +97,7 @@ def _interleaved_tape(segments: Sequence[tuple[CpuProgram, range]]) -> np.ndarra
 
 
 class CpuBackend(Backend):
-    """Runs Programs on `n_thread` threads, the calling one included.
+    """Runs Programs on `n_thread` threads, including the calling one.
 
     One Program runs at a time (a lock orders callers); idle threads sleep. After fork() the child's
     first run starts a team of its own. The threads end with `close`, with the backend, or at exit.
@@ -115,7 +119,7 @@ class CpuBackend(Backend):
         _backends.add(self)
 
     def drop_team(self) -> None:
-        """Start anew, in a child of fork(): who held the lock is not there to free it."""
+        """Reset the team in a child of fork(): the holder of the lock does not exist there."""
         self._lock = threading.Lock()
         self._team: _Team | None = None
 
@@ -129,12 +133,12 @@ class CpuBackend(Backend):
         self.library.load([RUN, WORKER, *rows, *own], progress)
 
     def link(self, program: Program) -> CpuProgram:
-        """Fill in the addresses of a recorded Program, loading what is not loaded yet."""
+        """Fill in the addresses of a recorded Program; loads missing kernels."""
         self.load(program.specs)
         return CpuProgram(program, self.library)
 
     def join(self, steps: Segments, _before: JoinedProgram | None = None) -> JoinedProgram:
-        """Segments of Programs that this, or another CpuBackend, has linked as one."""
+        """Segments of Programs that this, or another CpuBackend, has linked, joined into one."""
         return JoinedProgram(steps)
 
     def run(
@@ -150,13 +154,13 @@ class CpuBackend(Backend):
             self._team.run(linked.tape[first:stop])
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Nothing: kernels and Python see the same memory."""
+        """Do nothing: kernels and Python share memory."""
 
     def fetch(self, *arrays: np.ndarray) -> None:
-        """Nothing: kernels and Python see the same memory."""
+        """Do nothing: kernels and Python share memory."""
 
     def free_bytes(self, _n_weight: int = 0, /) -> int:
-        """Bytes that can be taken without swapping.
+        """The bytes that can be allocated without swapping.
 
         Weights are mapped: the system may evict their pages.
         """
@@ -188,7 +192,7 @@ class _Team:
         threads = [threading.Thread(target=_work, args=each, daemon=True) for each in args]
         for thread in threads:
             thread.start()
-        # The library is held too: its memory is the code that the threads run.
+        # The library is kept alive, too: its memory is the code that the threads run.
         self.close = weakref.finalize(self, _end, os.getpid(), self._words, threads, library)
 
     def run(self, tape: np.ndarray) -> None:
@@ -201,7 +205,10 @@ class _Team:
 def _work(
     worker: Callable[[int, int, int], None], team: int, n_thread: int, tid: int, cpus: Sequence[int]
 ) -> None:
-    """A thread of the team, until the team ends. cpus: of each thread; none: any."""
+    """Run a thread of the team until the team ends.
+
+    cpus: the processor of each thread; empty: any.
+    """
     if cpus:
         pin(cpus[tid])
     worker(team, n_thread, tid)
@@ -215,7 +222,7 @@ def _end(
         return  # the threads are the parent's
     words[TEAM.quit // 8] = 1
     words[TEAM.n_op // 8] = 0
-    # With no ops to walk, run only wakes the workers, which see `quit` and return.
+    # With no ops to run, run only wakes the workers, which see `quit` and return.
     library.function(RUN)(words.ctypes.data, len(threads) + 1, 0)
     for thread in threads:
         thread.join()

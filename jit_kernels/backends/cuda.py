@@ -1,8 +1,8 @@
-"""The CUDA backend: Programs over host arrays, replayed as CUDA graphs over their device copies.
+"""The CUDA backend: Programs over host arrays, replayed as CUDA graphs over device copies.
 
-Recorded Programs name arrays of this process. Here each of them has a copy in device memory, which
-kernels read and write; `send` and `fetch` copy what Python wrote or wants to read. The host arrays
-of activations and of the KV cache are never touched, so they take address space only.
+Recorded Programs name arrays of this process. Each of them has a copy in device memory, which
+kernels read and write; `send` and `fetch` copy what Python wrote or will read. The host arrays of
+activations and of the KV cache are never touched, so they take only address space.
 """
 
 import threading
@@ -27,14 +27,14 @@ from tamis.jit_kernels.cuda.lang.scratch import (
 from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
-PARTS = 1  # a multiprocessor's: parts that attention over a context is cut into
-SHARE = 2  # of products of the same rows, as many are on the GPU together
+PARTS = 1  # for each multiprocessor: parts that attention over a context is split into
+SHARE = 2  # the number of products of the same rows that run on the GPU at once
 
 
 class CudaBackend(Backend):
     """Runs Programs on a GPU; they start in the order of the calls, `fetch` waits for them.
 
-    Raises CudaError where there is no usable GPU, KernelStoreError.
+    Raises CudaError if there is no usable GPU, KernelStoreError.
     """
 
     name, on_host = GPU, False
@@ -68,7 +68,7 @@ class CudaBackend(Backend):
             self.library.load(specs, progress)
 
     def link(self, program: Program) -> CudaProgram:
-        """Copy a recorded Program's arrays, loading the kernels that are not loaded yet.
+        """Copy a recorded Program's arrays to the device; loads missing kernels.
 
         Raises MemoryError with numbers.
         """
@@ -93,11 +93,12 @@ class CudaBackend(Backend):
     def launch(
         self, steps: Sequence[Step], rows: str = "few", *, times: int = 1, after_mark: bool = False
     ) -> None:
-        """Launch the kernels of steps for a class of rows, with so many times their blocks.
+        """Launch the kernels of steps for a class of rows, with `times` as many blocks.
 
-        Within a capture. after_mark: the first one does not overlap what is before it.
+        To be called within a capture. after_mark: whether the first one must not overlap earlier
+        ones.
         """
-        # Products of more rows may share their scratch: each waits for the one before.
+        # Products of more rows may share scratch: each waits for the one before.
         together, beside = self.device.target.overlaps and rows == "few", False
         for step in steps:
             others = together and not step.sync
@@ -112,7 +113,7 @@ class CudaBackend(Backend):
             beside = others
 
     def join(self, steps: Segments, before: JoinedProgram | None = None) -> JoinedProgram:
-        """Segments of linked Programs as one, loading the kernels that are not loaded yet."""
+        """Segments of linked Programs joined into one; loads missing kernels."""
         with self._lock:
             self.device.use()
             found = JoinedProgram(self, steps, before)
@@ -120,7 +121,7 @@ class CudaBackend(Backend):
             return found
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays; what none names yet, `link` shows."""
+        """Copy what Python wrote to these arrays; arrays of no Program yet are copied by `link`."""
         with self._lock:
             self.device.use()
             for array in arrays:
@@ -130,7 +131,7 @@ class CudaBackend(Backend):
                     self.device.upload(mirror.at(host), host, array.nbytes)
 
     def fetch(self, *arrays: np.ndarray) -> None:
-        """Show Python what kernels wrote to these arrays; waits for all that was started."""
+        """Copy what kernels wrote to these arrays; waits for all started work."""
         with self._lock:
             self.device.use()
             for array in arrays:
@@ -142,7 +143,7 @@ class CudaBackend(Backend):
             self.device.wait()
 
     def mapped(self, array: np.ndarray, /) -> Mapped:
-        """Let kernels see an array that owns its memory itself, as long as this is held.
+        """Map an array that owns its memory for kernels, as long as the result is held.
 
         Raises MemoryError.
         """
@@ -153,7 +154,7 @@ class CudaBackend(Backend):
             return found
 
     def mirror(self, array: np.ndarray) -> Mirror | Mapped:
-        """The device copy of the memory that an array lies in, made where there is none."""
+        """The device copy of the memory that contains an array, made if there is none."""
         root = _root(array)
         found = self._mirrors.get((root.ctypes.data, root.nbytes))
         if found is None:
@@ -164,31 +165,31 @@ class CudaBackend(Backend):
         return found
 
     def _mirror(self, array: np.ndarray) -> Mirror | Mapped | None:
-        """The device copy that a linked Program has; None where none names the array."""
+        """The device copy that a linked Program has; None if none uses the array."""
         root = _root(array)
         return self._mirrors.get((root.ctypes.data, root.nbytes))
 
     def scratch(self, n_bytes: int) -> Buffer:
-        """COUNTERS bytes of counters, then scratch that one kernel at a time may use."""
+        """A buffer: COUNTERS bytes of counters, then scratch that one kernel at a time may use."""
         if self._scratch is None or self._scratch.n_bytes < COUNTERS + n_bytes:
             self._scratch = self.device.allocate(COUNTERS + n_bytes)
         return self._scratch
 
     def free_bytes(self, n_weight: int = 0, /) -> int:
-        """Bytes of device memory that can be taken, so many of weights being there."""
+        """The bytes of device memory that are free beside n bytes of weights."""
         self.device.use()
         held = sum(mirror.n_bytes for mirror in self._weights)
         return self.device.memory()[0] - max(0, n_weight - held)
 
     def close(self) -> None:
-        """Give back the weights. Programs must not be run afterwards."""
+        """Free the weights. Programs must not be run afterwards."""
         self.device.wait()
         self._weights.clear()
         self._scratch = None
 
 
 def _root(array: np.ndarray) -> np.ndarray:
-    """The array that owns an array's memory; of weights, which are read-only, each is its own."""
+    """The array that owns an array's memory; weights, which are read-only, count as their own."""
     while array.flags.writeable and isinstance(array.base, np.ndarray):
         array = array.base
     return array

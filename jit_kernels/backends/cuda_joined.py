@@ -1,9 +1,9 @@
-"""Steps of several sequences as one CUDA graph: what `CudaBackend.join` makes.
+"""Steps of several sequences as one CUDA graph: the result of `CudaBackend.join`.
 
-An op over rows runs once for all of them. An op of a sequence's own is launched once, too: each
-row has blocks of its own, which find the op's fields in a table in device memory. A sequence that
-joins or leaves changes its row of the table, not the graph. There are graphs for 1, 2, 4, 8, 16 and
-32 rows; blocks of the rows between do nothing.
+An op over rows runs once for all of them. An op of a sequence's own is launched once, too: each row
+has separate blocks, which find the op's fields in a table in device memory. A sequence that joins
+or leaves changes its row of the table, not the graph. There are graphs for 1, 2, 4, 8, 16 and 32
+rows; surplus blocks do nothing.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from tamis.jit_kernels.cuda.lang.scratch import COUNTERS
 from tamis.jit_kernels.cuda.runtime.driver import Graph
 
 MOST_ROWS = 32
-HEADER = 64  # bytes of the table before its rows: their number
-SPREAD = 2  # times as many blocks as an op of one row has are enough for any number of rows
+HEADER = 64  # bytes of the table before its rows: the number of rows
+SPREAD = 2  # this many times the blocks of an op with one row are enough for any number of rows
 
 
 class _Part(NamedTuple):
-    """Ops that run one after another: of a Program of all rows, or of every row's own."""
+    """Ops that run one after another: of one Program for all rows, or of each row's own."""
 
-    linked: CudaProgram | None  # None: of every row
+    linked: CudaProgram | None  # None: each row's own
     ops: range
 
 
 def kinds_of(linked: CudaProgram, ops: range) -> tuple[KernelSpec, ...]:
-    """The kernels of some ops, which rows that are launched together have in common."""
+    """The kernels of some ops, which must be equal for rows that are launched together."""
     return tuple(call.spec for call in linked.program.calls[ops.start : ops.stop])
 
 
@@ -49,17 +49,17 @@ class RowTable:
 
     @property
     def n_row(self) -> int:
-        """Address of the number of rows."""
+        """The address of the number of rows."""
         return self._buffer.address
 
     def of(self, at: int) -> int:
-        """Address of the first row's fields, from its at-th on."""
+        """The address of the first row's fields, starting from field `at`."""
         return self._buffer.address + HEADER + 8 * at
 
     def show(self, owners: Sequence[CudaProgram], parts: Sequence[range]) -> None:
-        """Tell kernels whose rows there are, where it is not what was told the last time.
+        """Send the rows' fields to kernels, if the rows have changed since the last call.
 
-        parts: of each one's ops, those that are launched as of_rows says.
+        parts: for each row its ops, which are launched as of_rows says.
         """
         if owners is self._shown:
             return
@@ -95,16 +95,19 @@ class RowTable:
 
 
 class JoinedProgram:
-    """Segments of Programs as one: what `CudaBackend.run` replays.
+    """Segments of Programs joined into one, which `CudaBackend.run` replays.
 
-    The segments of a step are of the same ops; a step of one segment is of all rows. Its memory is
-    its own, and that of the Programs: they are held.
+    The segments of a step have the same ops; a step of one segment covers all rows. It owns its
+    memory and keeps that of the Programs alive.
     """
 
     def __init__(
         self, backend: Launches, steps: Segments, before: "JoinedProgram | None" = None
     ) -> None:
-        """before: one of other rows of the same ops, whose graphs are gone on with."""
+        """Join steps.
+
+        before: an earlier result for other rows of the same ops, whose graphs are reused.
+        """
         own = next((step for step in steps if len(step) > 1), [])
         self.rows: list[CudaProgram] = [linked for linked, _ in own]
         parts = [_Part(step[0][0] if len(step) == 1 else None, step[0][1]) for step in steps]
@@ -135,7 +138,7 @@ class JoinedProgram:
         return {spec._replace(op=each(spec.op)) for spec in own}
 
     def start(self, backend: Launches) -> None:
-        """Start a replay, of as many rows as there are."""
+        """Start a replay for the current number of rows."""
         self.table.show(self.rows, self._early)
         slots = next(n for n in (1 << i for i in range(6)) if n >= len(self.rows))
         classes = {linked.rows for linked in self._of_all}
@@ -154,7 +157,7 @@ class JoinedProgram:
         return captured[0]
 
     def _own(self, ops: range, n_slot: int) -> list[Step]:
-        """The launches of ops of every row."""
+        """The launches of every row's own ops."""
         steps, found = self._steps, []
         starts = np.cumsum([0, *(len(step.fields) for step in steps)])
         for i in ops:

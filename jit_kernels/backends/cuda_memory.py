@@ -1,4 +1,4 @@
-"""Arrays of the host as kernels of a GPU see them: copied to the device, or mapped."""
+"""Arrays of the host for kernels of a GPU: copied to the device, or mapped."""
 
 import weakref
 
@@ -6,13 +6,14 @@ import numpy as np
 
 from tamis.jit_kernels.cuda.runtime.driver import Device
 
-ALIGNMENT = 256  # a copy starts at its array's address modulo this: kernels may read 16 bytes
-PINNED = 1 << 16, 1 << 26  # bytes of arrays whose memory is pinned when they are fetched
-CHUNK = 1 << 22  # bytes looked at at once for whether there is anything to copy
+ALIGNMENT = 256  # a copy has its array's address modulo this: kernels may read 16 bytes
+# least and most bytes of arrays whose memory is pinned when they are fetched
+PINNED = 1 << 16, 1 << 26
+CHUNK = 1 << 22  # bytes that are checked at once for anything to copy
 
 
 class Mirror:
-    """The device copy of an array that owns its memory, which it keeps alive."""
+    """The device copy of an array that owns its memory; keeps the array alive."""
 
     def __init__(self, device: Device, array: np.ndarray) -> None:
         self._device, self._array = device, array
@@ -27,18 +28,21 @@ class Mirror:
                 device.upload(self.address + start, part.ctypes.data, len(part))
 
     def at(self, host: int) -> int:
-        """Device address of a host address within the array."""
+        """The device address of a host address within the array."""
         return self.address + host - self._host
 
     def pin(self) -> None:
-        """Make copies to the array fast, once; not of small arrays, nor of very large ones."""
+        """Pin the array's memory once, which makes copies to it fast.
+
+        Not for small or very large ones.
+        """
         if self._unpinned and self._device.pin(self._host, self._array.nbytes):
             weakref.finalize(self, self._device.unpin, self._host).atexit = False
         self._unpinned = False
 
 
 class Mapped:
-    """An array in host memory that kernels see itself: as a Mirror, but nothing is copied."""
+    """An array in host memory that kernels access directly: like a Mirror, without copies."""
 
     def __init__(self, device: Device, array: np.ndarray) -> None:
         self._array, self._host = array, array.ctypes.data
@@ -46,5 +50,5 @@ class Mapped:
         weakref.finalize(self, device.unmap, self._host).atexit = False
 
     def at(self, host: int) -> int:
-        """Device address of a host address within the array."""
+        """The device address of a host address within the array."""
         return self.address + host - self._host

@@ -14,7 +14,7 @@ from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, class_of, expert_scrat
 from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Function, Graph
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
-_Marks = list[tuple[int, Event]]  # captured before the op of this number
+_Marks = list[tuple[int, Event]]  # (number of an op, event captured before it)
 
 
 class Launches(Protocol):
@@ -38,7 +38,7 @@ class Launches(Protocol):
 
 
 class CudaProgram:
-    """A Program with device addresses: what `CudaBackend.run` replays. Keeps its memory alive."""
+    """A Program with device addresses, which `CudaBackend.run` replays. Keeps its memory alive."""
 
     def __init__(self, program: Program, backend: Launches) -> None:
         self.program = program
@@ -62,11 +62,11 @@ class CudaProgram:
 
     @property
     def rows(self) -> str:
-        """Which kernels the next replay needs: those for "few" rows, "some" or "many"."""
+        """The class of kernels of the next replay: those for "few" rows, "some" or "many"."""
         return class_of(1 if self._step is None else int(self._step[0]))
 
     def launches(self, backend: Launches) -> list[Graph]:
-        """Each launch of a replay as a graph of its own, for measurements."""
+        """Each launch of a replay as a separate graph, for measurements."""
         found = []
         for step in self._launched(backend, 0, len(self)):
             for function in backend.library.functions(step.spec):
@@ -79,7 +79,7 @@ class CudaProgram:
         return found
 
     def _launched(self, backend: Launches, first: int, last: int) -> list[Step]:
-        """Ops first .. last as they are launched: of few rows, several at a time."""
+        """The launches of ops first .. last; for few rows, one launch may cover several ops."""
         steps = self.steps[first:last]
         if self.rows == "many" or backend.timed or not backend.device.target.overlaps:
             return steps
@@ -88,9 +88,9 @@ class CudaProgram:
         return fused(steps, self._private, self._others.__getitem__, backend.n_thread)
 
     def start(self, backend: Launches, first: int, last: int) -> None:
-        """Start the launches of ops first .. last, for as many rows as the step record says.
+        """Start the launches of ops first .. last, for the step record's number of rows.
 
-        Where the backend is timed, it waits for them and adds to what ops have cost.
+        If the backend is timed, it waits for them and adds to the ops' costs.
         """
         key = (first, last, self.rows, backend.timed)
         if key not in self._graphs:
@@ -103,7 +103,7 @@ class CudaProgram:
                 self._spent[i - 1] += backend.device.nanoseconds(begin, end)
 
     def _captured(self, backend: Launches, first: int, last: int) -> tuple[Graph, _Marks]:
-        """The launches, with marks wherever the part of the pass changes if they are timed."""
+        """The launches as a graph, with marks where the pass's part changes if they are timed."""
         with backend.device.capture() as captured:
             marks = self.launch(backend, first, last)
         return captured[0], marks
@@ -116,7 +116,7 @@ class CudaProgram:
         if not backend.timed:
             backend.launch(steps, self.rows)
             return marks
-        # Those of the calls; marked where another part of the pass begins.
+        # The ops of the calls; marked where another part of the pass begins.
         parts = [calls[i].part for i in range(first, last)]
         starts = [i for i in range(len(parts)) if i == 0 or parts[i] != parts[i - 1]]
         for begin, end in itertools.pairwise([*starts, len(parts)]):
@@ -126,18 +126,18 @@ class CudaProgram:
         return marks
 
     def count(self, n_tok: int, pos: int, first: int = 0, last: int | None = None) -> None:
-        """Add what ops first..last moved in the replay just made, of n_tok rows from pos on."""
+        """Add the counts of ops first..last in the last replay, of n_tok rows from pos on."""
         self._moved.add(n_tok, pos, first, last)
 
     def costs(self) -> list[OpCost]:
-        """Nanoseconds since `reset_costs`, and what was counted of each op, in recorded order.
+        """Nanoseconds since `reset_costs`, and the counts of each op, in recorded order.
 
-        Of ops in a row that are of the same part of a pass, the last one has the time of all.
+        Of consecutive ops in the same part of a pass, the last one has the time of all.
         """
         return self._moved.costs(self._spent)
 
     def reset_costs(self) -> None:
-        """Start counting anew."""
+        """Set all costs to zero."""
         self._spent[...] = 0
         self._moved.reset()
 
@@ -164,7 +164,7 @@ class CudaProgram:
         return Step(call.spec, fields, call.sync)
 
     def _halves(self) -> Iterator[tuple[int, int]]:
-        """The halves of arrays that rows are packed to, by each other's address."""
+        """Yield the two halves of arrays of packed rows, each by the other's address."""
         for call, step in zip(self.program.calls, self.steps, strict=True):
             if call.spec.op is PACK_ROWS:
                 host = call.values[call.spec.op.fields.index("packed")]

@@ -1,18 +1,18 @@
-"""Opens the backends of devices; what a device needs is imported when one is opened."""
+"""Opens the backends of devices; the modules of a device are imported when it is opened."""
 
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.compile.library import KernelLibrary
 
 
 def open_host(n_threads: int, library: KernelLibrary | None = None) -> Backend:
-    """The processor of this machine; library: of kernels, the one of the process by default."""
+    """The processor of this machine; library: of kernels, by default the process's."""
     from tamis.jit_kernels.backends.cpu import CpuBackend
 
     return CpuBackend(n_threads, library)
 
 
 def open_gpu() -> Backend:
-    """The GPU that this process sees first. Raises CudaError, ImportError."""
+    """The first visible GPU of this process. Raises CudaError, ImportError."""
     from tamis.jit_kernels.backends.cuda import CudaBackend
 
     return CudaBackend()

@@ -1,9 +1,9 @@
-"""Which neighbouring ops of few rows a GPU runs in one launch.
+"""Fusion: which neighbouring ops of few rows a GPU runs in one launch.
 
-A launch waits for the last block of the one before it, finds out where its rows are, and has no
-weights in flight meanwhile: 2 to 3 us, however little it does. A Program says what is computed,
-so that nothing changes for those who record it. What is launched are ops of the contract that no
-Program names, on GPUs that copy in bulk (sm_90).
+A launch waits for the last block of the one before it, looks up its rows, and has no weights in
+flight meanwhile: 2 to 3 us, however little it does. A Program only states what is computed, so that
+recording is independent of this. Fused ops are ops of the contract that no Program names, on GPUs
+that copy in bulk (sm_90).
 """
 
 import itertools
@@ -45,12 +45,12 @@ from tamis.jit_kernels.cuda.lang.scratch import (
     staged_room,
 )
 
-# What is launched before attention and writes neither Selections nor tables.
+# Ops that are launched before attention and write neither Selections nor tables.
 _KEEP_SELECTIONS = {PRODUCT_ROPE_APPEND, ROPE_APPEND, ATTEND_PACK}
 
 
 class Step(NamedTuple):
-    """One op of a replay: its kernels, what its fields are, whether what follows waits for it."""
+    """One op of a replay: its kernels, its fields, and whether what follows waits for it."""
 
     spec: KernelSpec
     fields: dict[str, Any]
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Where a packed row is, and what is still to be done to products with it."""
+    """The location of a packed row, and the norm or gate that its products still need."""
 
     packed: int
     normed: int
@@ -66,7 +66,7 @@ class _Rows(NamedTuple):
 
 
 def candidates(specs: Iterable[KernelSpec]) -> set[KernelSpec]:
-    """The kernels that `fused` and `merged` may ask for in Programs of these."""
+    """The kernels that `fused` and `merged` may use for Programs of these kernels."""
     specs, found = list(specs), set()
     sources = {str(s.constants[1]) for s in specs if s.op is PACK_ROWS} & {"rows", "norm"}
     gates = {s.constants[1] for s in specs if s.op is PACK_ROWS} & {"silu", "gelu"}
@@ -98,7 +98,7 @@ def _is_few(spec: KernelSpec) -> bool:
 
 
 def merges_nothing(spec: KernelSpec) -> bool:
-    """Whether it is an ATTEND_MERGE of rows of one query, whose parts ATTEND has joined."""
+    """Whether a kernel is an ATTEND_MERGE of rows of one query, whose parts ATTEND has merged."""
     return spec.op is ATTEND_MERGE and spec.constants[1] == 1
 
 
@@ -108,7 +108,7 @@ def _packing(spec: KernelSpec) -> KernelSpec:
 
 
 def passed_on(steps: Sequence[Step]) -> set[int]:
-    """Where a Program's products are that the ops after them read, and no op ever again."""
+    """The addresses of a Program's products that only the following ops read."""
     written, read, named = Counter[int](), Counter[int](), set[Any]()
     for step in steps:
         fields = step.fields
@@ -128,11 +128,11 @@ def fused(
 ) -> list[Step]:
     """The ops of a replay of few rows, with fewer launches.
 
-    private: what is `passed_on` in all of the Program; other: address of a packed row -> that of
-    room for another one, of which it is the other; n_block: of a launch.
+    private: the `passed_on` addresses of the whole Program; other: for the address of a packed row,
+    that of the second buffer of its pair; n_block: of a launch.
     """
     found: list[Step] = []
-    made: _Rows | None = None  # what the PACK_ROWS that comes next would have made
+    made: _Rows | None = None  # the rows that the next PACK_ROWS would have made
     i = 0
     while i < len(steps):
         products = _products(steps, i, n_block)
@@ -175,11 +175,11 @@ def merged(
 ) -> list[Step]:
     """The ops of a replay of some rows: neighbouring products of the same rows are one launch.
 
-    A gate and what it is for are, too, and what they make is packed. Products whose weights fit
-    into shared memory read rows as they are and norm them themselves. Parameters: see `fused`.
+    A gate and its other branch are merged, too, and their result is packed. Products whose weights
+    fit into shared memory read unpacked rows and norm them themselves. Parameters: see `fused`.
     """
     found: list[Step] = []
-    made, i = 0, 0  # where the rows are that the PACK_ROWS that comes next would have made
+    made, i = 0, 0  # the address of the rows that the next PACK_ROWS would have made
     while i < len(steps):
         products = _products(steps, i, 0)
         if not products:
@@ -196,7 +196,7 @@ def merged(
         made = one.fields["to"] if one else 0
         launches = [one] if one else _plain(rows, products)
         own = [] if packed else [_staged(step, packing, n_block) for step in launches]
-        if packed or None in own:  # what reads packed rows is there, or is not to be spared
+        if packed or None in own:  # the readers of packed rows are there, or cannot be spared
             found += [] if packed else [packing]
             own = [_staged(step, None, n_block) for step in launches]
         found += [
@@ -206,9 +206,9 @@ def merged(
 
 
 def _staged(step: Step, packing: Step | None, n_block: int) -> Step | None:
-    """The products of a launch where all of a block's weights are in its shared memory; or None.
+    """The products of a launch whose weights fit a block's shared memory; or None.
 
-    packing: of rows that are read as they are before it; None: packed ones are.
+    packing: the PACK_ROWS whose unpacked rows are read; None: packed ones are.
     """
     fields, spec = step.fields, step.spec
     is_gate, n_in = spec.op is PRODUCT_GATE, fields["n_in"]
@@ -240,9 +240,9 @@ def _overlap(x: int, n: int, y: int) -> bool:
 
 
 def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | None:
-    """ATTEND_PACK, where the i-th op is attention of one query a row.
+    """ATTEND_PACK, if the i-th op is attention of one query per row; else None.
 
-    before: what is launched before it.
+    before: the launches before it.
     """
     spec, fields, _ = steps[i]
     if spec.op is not ATTEND or not _is_few(spec):
@@ -252,8 +252,8 @@ def _attended(steps: Sequence[Step], i: int, before: Sequence[Step]) -> Step | N
 
 
 def _writes_no_selection(before: Sequence[Step]) -> bool:
-    """Whether no launch that may still run, of those before one, writes a Selection or a table."""
-    beside: list[Step] = []  # none of them has waited for another
+    """Whether no earlier launch that may still run writes a Selection or a table."""
+    beside: list[Step] = []  # none of them waits for another
     for step in reversed(before):
         if beside and step.sync:
             break
@@ -264,7 +264,7 @@ def _writes_no_selection(before: Sequence[Step]) -> bool:
 def of_rows(steps: Sequence[Step], parts: Iterable[range]) -> list[Step]:
     """A sequence's ops as they are launched for the rows of a batch, part by part.
 
-    Attention of one query looks up its keys while the launch before still runs.
+    Attention of one query looks up its keys while the launch before is still running.
     """
     found = list(steps)
     for part in parts:
@@ -278,7 +278,7 @@ def of_rows(steps: Sequence[Step], parts: Iterable[range]) -> list[Step]:
 
 
 def _packed(steps: Sequence[Step], i: int) -> int:
-    """Where the i-th op's rows, which are attention's, are packed next as they are; or 0."""
+    """The address to which attention's rows of the i-th op are packed next, unchanged; or 0."""
     spec, fields, _ = steps[i]
     ends = fields["out"], fields["step"]
     after = list(steps[i + 1 : i + 3])
@@ -294,7 +294,7 @@ def _packed(steps: Sequence[Step], i: int) -> int:
 
 
 def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
-    """The products of the rows that the i-th op packs, if it does and all of them suit.
+    """The products of the rows that the i-th op packs, if it does and all of them are suitable.
 
     n_block: of a launch of few rows, 0: of some.
     """
@@ -317,7 +317,7 @@ def _products(steps: Sequence[Step], i: int, n_block: int) -> list[Step]:
 
 
 def _suits(step: Step, n_block: int) -> bool:
-    """Whether a matrix comes in pieces that can be copied in bulk, and its rows divide evenly."""
+    """Whether a matrix's pieces can be copied in bulk, and its rows divide evenly."""
     kind, fields = GGMLType[str(step.spec.constants[0])], step.fields
     n_in, n_out = fields["n_in"], fields["n_out"]
     size, is_long = n_in // kind.block_size * kind.type_size, n_in > WORKERS * CHUNK
@@ -325,7 +325,7 @@ def _suits(step: Step, n_block: int) -> bool:
     return (
         fields["w"] % 16 == piece % 16 == n_out % 16 == 0
         and fields["y_stride"] == n_out
-        # Three of them may be together, and have half of the blocks.
+        # Up to three of them share a launch, and get half of the blocks each.
         and (not is_long or n_block == 0 or 6 * n_out // n_block + 32 <= ROOM)
     )
 
@@ -339,7 +339,7 @@ def _step(spec: KernelSpec, **fields: Any) -> Step:
 
 
 def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
-    """PRODUCTS of neighbours of the same type, up to three."""
+    """PRODUCTS of up to three neighbours of the same type."""
     groups = [
         group[i : i + 3]
         for _, alike in itertools.groupby(products, lambda p: (p.spec, p.fields["add"]))
@@ -359,7 +359,7 @@ def _plain(rows: _Rows, products: list[Step]) -> list[Step]:
 
 
 def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step | None:
-    """PRODUCT_NORM, where the only product is the row that is normed next."""
+    """PRODUCT_NORM, if the only product is the row that is normed next; else None."""
     fields, after = products[0].fields, packing.fields
     if len(products) > 1 or packing.spec.constants[1] != "norm" or after["n"] > LONGEST_NORM:
         return None
@@ -375,7 +375,7 @@ def _normed(rows: _Rows, products: list[Step], packing: Step, to: int) -> Step |
 def _gated(
     rows: _Rows, products: list[Step], packing: Step, to: int, private: set[int]
 ) -> Step | None:
-    """PRODUCT_GATE, where both products are a gate and what it is for, and nothing else."""
+    """PRODUCT_GATE, if the products are just a gate and its other branch; else None."""
     activation, after = packing.spec.constants[1], packing.fields
     if len(products) != 2 or activation not in ("silu", "gelu"):
         return None
@@ -396,7 +396,7 @@ def _keeps_f16(spec: KernelSpec) -> bool:
 
 
 def _kept(rows: _Rows, products: list[Step], rope: Step, private: set[int]) -> list[Step]:
-    """PRODUCT_ROPE_APPEND of each type, where ROPE_APPEND comes next, on unchanged products."""
+    """PRODUCT_ROPE_APPEND of each type, if ROPE_APPEND comes next, on unchanged products."""
     if rope.spec.op is not ROPE_APPEND or not _keeps_f16(rope.spec) or len(products) != 3:
         return []
     (q, k, v), after = (product.fields for product in products), rope.fields

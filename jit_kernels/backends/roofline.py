@@ -1,4 +1,4 @@
-"""What this machine can do at most: bytes read and multiply-adds a second, by n threads."""
+"""The ceilings of this machine: bytes read and multiply-adds per second, with n threads."""
 
 import time
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import Program
 
 READ_BYTES = 128 << 20  # far more than caches hold
-FMA_COUNT = 400_000_000  # a thread: some ten milliseconds
+FMA_COUNT = 400_000_000  # per thread: some ten milliseconds
 N_RUN = 5
 
 
 class Ceiling(NamedTuple):
-    """Rates a second; cycles are those that the tape counts, which may not be the core's clock."""
+    """Rates per second; cycles are the tape's, which may not be the core's clock."""
 
     read_bytes: float
     flop: float
@@ -27,7 +27,10 @@ class Ceiling(NamedTuple):
 
 
 def measure(backend: CpuBackend) -> Ceiling:
-    """The best of a few runs of two small kernels with all threads; takes about half a second."""
+    """Measure the best of a few runs of two small kernels with all threads.
+
+    It takes about half a second.
+    """
     n_thread = backend.n_thread
     x, y = np.ones(READ_BYTES // 4, np.float32), np.zeros(n_thread, np.float32)
     reading, adding = Program(), Program()
@@ -39,7 +42,7 @@ def measure(backend: CpuBackend) -> Ceiling:
 
 
 def _fastest(backend: CpuBackend, program: Program) -> tuple[float, int]:
-    """Seconds and cycles of the fastest run of a Program of one op."""
+    """The seconds and cycles of the fastest run of a Program of one op."""
     linked, runs = backend.link(program), []
     for _ in range(N_RUN):
         linked.reset_costs()

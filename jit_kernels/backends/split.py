@@ -1,6 +1,6 @@
-"""Two backends as one: ops over rows on a device, those over a sequence's keys on another.
+"""Two backends as one: ops over rows on one device, those over a sequence's keys on another.
 
-Between them go the rows that a Program's transfers name, and no key or value of the context.
+Only the rows that a Program's transfers name are transferred, no part of the KV cache.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from tamis.jit_kernels.contract.program import KernelSpec, Program, Transfer
 
 
 class _Segment(NamedTuple):
-    transfer: Transfer | None  # that it begins with
+    transfer: Transfer | None  # the transfer at its beginning
     side: int
     ops: range  # of the whole Program
-    shift: int  # to their numbers in the Program of their side
+    shift: int  # the offset to their numbers in the Program of their side
 
 
 class SplitProgram:
-    """A Program whose sides are linked apart: what `SplitBackend.run` replays."""
+    """A Program whose sides are linked separately, which `SplitBackend.run` replays."""
 
     def __init__(self, program: Program, sides: tuple[Any, Any]) -> None:
         self.program, self.sides = program, sides
@@ -37,21 +37,22 @@ class SplitProgram:
 
 
 class SplitBackend(Backend):
-    """Runs the ops over rows on one backend and the others (see Transfer) on another, in turn.
+    """Runs the ops over rows on one backend and the others (see Transfer) on another, alternately.
 
-    Each has its own copies of arrays, where it has any, of its own side's only: `send` shows both.
+    Each has copies of its own side's arrays only, if it has copies: `send` updates both.
     """
 
     def __init__(self, rows: Backend, own: Backend) -> None:
         self.rows, self.own = rows, own
         self.name, self.on_host, self.clock = rows.name, False, None
-        self.n_thread = max(rows.n_thread, own.n_thread)  # that a workspace has scratch for
+        # the number for which a workspace has scratch
+        self.n_thread = max(rows.n_thread, own.n_thread)
         self.timed = False
         self.n_part, self.kv_types, self.strips = own.n_part, own.kv_types, rows.strips
 
     @property
     def sides(self) -> tuple[Backend, Backend]:
-        """The one that runs ops over rows, and the other."""
+        """The backend of the ops over rows, and the other one."""
         return self.rows, self.own
 
     def load(
@@ -60,7 +61,7 @@ class SplitBackend(Backend):
         own: Iterable[KernelSpec] = (),
         progress: Progress | None = None,
     ) -> None:
-        """Make each side's kernels ready ahead of `link`. Raises CompileError."""
+        """Prepare each side's kernels before `link`. Raises CompileError."""
         self.rows.load(rows, progress=progress)
         self.own.load(own, progress=progress)
 
@@ -70,9 +71,9 @@ class SplitBackend(Backend):
         return SplitProgram(program, (self.rows.link(rows), self.own.link(own)))
 
     def run(self, linked: SplitProgram, first: int = 0, last: int | None = None) -> None:
-        """Replay ops first..last (all by default); the last ones may still run.
+        """Replay ops first..last (all by default); the last ones may still be running.
 
-        Rows go where a transfer is among these ops: who starts behind it has no use for them.
+        Rows are transferred if a transfer is among these ops: a later start does not need them.
         """
         last, both = len(linked) if last is None else last, (self.rows, self.own)
         for transfer, side, ops, shift in linked.segments:
@@ -85,24 +86,24 @@ class SplitBackend(Backend):
                 both[side].run(linked.sides[side], begin + shift, end + shift)
 
     def send(self, *arrays: np.ndarray) -> None:
-        """Show kernels what Python wrote to these arrays."""
+        """Copy what Python wrote to these arrays to their devices."""
         self.rows.send(*arrays)
         self.own.send(*arrays)
 
     def fetch(self, *arrays: np.ndarray) -> None:
-        """Show Python what kernels wrote to these arrays, each of which is of one side."""
+        """Copy what kernels wrote to these arrays to the host; each array belongs to one side."""
         self.rows.fetch(*arrays)
         self.own.fetch(*arrays)
 
     def mapped(self, array: np.ndarray, /) -> Any:
-        """As the backend of the KV cache's ops does."""
+        """Map the memory of an array on the backend of the KV cache's ops."""
         return self.own.mapped(array)
 
     def free_bytes(self, n_weight: int = 0, /) -> int:
-        """Bytes that can be taken where the weights are."""
+        """The bytes that are free on the device of the weights."""
         return self.rows.free_bytes(n_weight)
 
     def close(self) -> None:
-        """Give back what both hold."""
+        """Free the resources of both."""
         self.rows.close()
         self.own.close()

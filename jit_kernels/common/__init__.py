@@ -1,1 +1,1 @@
-"""Kernels that both backends run, and what these are written in."""
+"""Kernels that both backends run, and the Views that they use."""

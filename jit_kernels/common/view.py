@@ -1,9 +1,9 @@
-"""A View: a typed array of an op's record as kernels see it, `a.means[h, c, d]`.
+"""A View: a typed array of an op's record in kernels, used as `a.means[h, c, d]`.
 
 It is an address and the strides of all but its last dimension. With an index for each dimension, []
-reads or writes an element: float16 as float32, integers as int64. With fewer, it is the View of the
-rest, a row. Where an address is asked for, a View is its first element's, so that vector loads and
-byte arithmetic take it as it is. Nothing checks bounds.
+reads or writes an element: float16 as float32, integers as int64. With fewer, it returns the View
+of the rest, such as a row. Where an address is expected, a View is its first element's, so that
+vector loads and byte arithmetic accept it. Nothing checks bounds.
 """
 
 import operator
@@ -29,7 +29,7 @@ _BUILDER = {
 
 
 class View(types.Type):
-    """The Numba type of a View: its elements, named as in contract.arrays, and dimensions."""
+    """The Numba type of a View: its element type, named as in contract.arrays, and dimensions."""
 
     def __init__(self, element: str, ndim: int) -> None:
         self.element, self.ndim = element, ndim
@@ -37,28 +37,28 @@ class View(types.Type):
 
     @property
     def value(self) -> types.Type:
-        """What [] gives and takes."""
+        """The Numba type of an element that is read or written."""
         found: types.Type = _FLOATS.get(self.element, types.int64)
         return found
 
     def can_convert_to(self, _context: Any, other: Any) -> Any:
-        """A View decays to its address."""
+        """Allow the conversion of a View to its address."""
         return Conversion.safe if other == types.int64 else None
 
 
 class Target(NamedTuple):
-    """What a backend's Numba has, and how it touches memory."""
+    """What Views need of a backend's Numba, and how it accesses memory."""
 
     extending: Any  # numba.extending, or numba.cuda's
     templates: Any
     struct_model: Any
     register_model: Any
-    load: Callable[[Any, Any, str], Any]  # builder, address, element -> value
+    load: Callable[[Any, Any, str], Any]  # (builder, address, element) -> value
     store: Callable[[Any, Any, str, Any], None]
 
 
 def define(target: Target) -> None:
-    """Make Views known to a backend's Numba: their model, [] and their decay."""
+    """Register Views with a backend's Numba: their data model, [] and the conversion."""
     lower, templates = target.extending.lower_builtin, target.templates
 
     @target.register_model(View)
@@ -111,14 +111,14 @@ def define(target: Target) -> None:
 
 
 def _index_type(index: Any) -> Any:
-    """Indices are int64."""
+    """The Numba type of indices, which are int64."""
     if isinstance(index, types.BaseTuple):
         return types.UniTuple(types.int64, len(index))
     return types.int64
 
 
 def _element(b: Any, sig: Any, args: Any) -> tuple[Any, int]:
-    """The address of an element, or of the row that the first indices name, and how many."""
+    """The address of an element, or of the row that the first indices select, and their number."""
     view, index = sig.args[0], sig.args[1]
     is_tuple = isinstance(index, types.BaseTuple)
     at = [b.extract_value(args[1], i) for i in range(len(index))] if is_tuple else [args[1]]
@@ -140,7 +140,7 @@ def _struct(b: Any, view: View, parts: list[Any]) -> Any:
 def opened(op: Op, constants: dict[str, int | str], plain: Any) -> tuple[Any, Any]:
     """A record as kernels take it: its Numba type, and (builder, fields) -> its fields.
 
-    plain: Numba's type of the record whose arrays are addresses, in whose order fields are.
+    plain: Numba's type of the record with plain addresses, in the order of the fields.
     """
     arrays = op.arrays
     kinds = [

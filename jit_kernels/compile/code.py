@@ -1,4 +1,4 @@
-"""Where the code of kernels comes from: with the package, from the user's folder, or a compiler."""
+"""Sources of kernels' code: the package, the user's folder, or a compiler."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -31,8 +31,8 @@ def compiler_of(kind: str) -> tuple[str, dict[str, str]]:
 class KernelCode:
     """Object code of a level, or PTX of a target, by spec.
 
-    Raises KernelStoreError where the user's folder cannot be used; not before it is needed where
-    kernels came with the package.
+    Raises KernelStoreError if the user's folder cannot be used; if kernels came with the package,
+    not before the folder is needed.
     """
 
     def __init__(self, level: "Features | Target", root: Path | None, n_worker: int) -> None:
@@ -79,7 +79,7 @@ class KernelCode:
     def _compile(self, specs: list[KernelSpec], progress: Progress | None) -> None:
         if not can_compile(self._kind):
             more = f" (and {len(specs) - 1} more)" if len(specs) > 1 else ""
-            first = min(spec.symbol for spec in specs)  # they come from a set, in any order
+            first = min(spec.symbol for spec in specs)  # specs come from a set, in any order
             raise CompileError(
                 f"kernel {first}{more} is not among those that come with tamis for "
                 f"{self._level.name}: {COMPILE} compiles what this model and attn need"

@@ -1,8 +1,8 @@
-"""Object code into memory: what a linker and a loader do, for kernels, and nothing more.
+"""Loads object code into memory: only the part of a linker and loader that kernels need.
 
 A kernel's object file (ELF64, relocatable) has code and constants, no variables. It calls itself
-and a few functions of the C library, and reads its constants by offsets: all that is loaded
-together lies in one piece of memory. LLVM's JIT linkers would do, at 40 MB a process.
+and a few functions of the C library, and reads its constants by offsets: everything that is loaded
+together lies in one block of memory. LLVM's JIT linkers would work, but take 40 MB a process.
 
 Sources: System V Application Binary Interface, AMD64 Architecture Processor Supplement; ELF for the
 Arm 64-bit Architecture (IHI 0056).
@@ -26,11 +26,11 @@ _WRITE, _ALLOC = 1, 2  # section flags
 _LOCAL = 0
 _UNDEFINED = 0  # section of symbols
 _UNWIND = b".eh_frame"  # no exception passes through a kernel
-_STUB = 16  # bytes of a jump to an address that may be anywhere, with it
+_STUB = 16  # bytes of a jump with its address, which may be anywhere
 
 
 class LinkError(ValueError):
-    """Object code that cannot be loaded: not an object file of a kernel, or one that needs more."""
+    """Object code cannot be loaded: it is not a kernel's, or needs unsupported features."""
 
 
 def _relocate_x86(kind: int, memory: memoryview, place: int, to: int) -> None:
@@ -42,9 +42,9 @@ def _relocate_x86(kind: int, memory: memoryview, place: int, to: int) -> None:
         raise LinkError(f"relocation of type {kind}, expected 1, 2 or 4")
 
 
-# By relocation type, how far an address is shifted in a load's or store's 12 bits; ADD's is 277.
+# By relocation type, the shift of an address in a load's or store's 12 bits; ADD's is 277.
 _LOW_12 = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
-_FAR = 1 << 27  # bytes that a branch reaches
+_FAR = 1 << 27  # the reach of a branch in bytes
 
 
 def _relocate_arm(kind: int, memory: memoryview, place: int, to: int) -> None:
@@ -71,12 +71,12 @@ def _relocate_arm(kind: int, memory: memoryview, place: int, to: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What object files of a machine need. relocate(type, memory, place, to): addresses."""
+    """What object files of a machine need. relocate(type, memory, place, to): takes addresses."""
 
     name: str
     number: int  # in an object file's header
     stub: struct.Struct
-    jump: bytes  # to the address that follows it
+    jump: bytes  # a jump to the address that follows it
     relocate: Callable[[int, memoryview, int, int], None]
 
 
@@ -103,7 +103,7 @@ class _Section:
 
 
 class _Object:
-    """An object file and where its parts go: offsets from the beginning of the memory."""
+    """An object file and the offsets of its parts from the beginning of the memory."""
 
     def __init__(self, code: bytes, at: int, machine: _Machine) -> None:
         self.code, self.machine = code, machine
@@ -129,7 +129,10 @@ class _Object:
         self.end = at
 
     def _symbols(self) -> Iterator[tuple[str, int, int]]:
-        """Name, section and value of each symbol of the table; local ones have no name here."""
+        """Yield name, section and value of each symbol of the table.
+
+        Local ones have no name here.
+        """
         for table in self.sections:
             if table.type != _SYMTAB:
                 continue
@@ -142,7 +145,7 @@ class _Object:
                 yield name, section, value
 
     def public(self) -> dict[str, int]:
-        """Where the public functions are."""
+        """The offsets of the public functions."""
         return {
             name: self.place[section] + value
             for name, section, value in self.symbols
@@ -191,8 +194,8 @@ def _sections(code: bytes, machine: _Machine) -> Iterator[_Section]:
 class Image:
     """Object files placed one after another, by the symbol that each must define.
 
-    They come from a compiler and are whole: what is checked is whether they need more than there is
-    here. machine: as the system calls it. Raises LinkError, also where a file lacks its symbol.
+    They come from a compiler and are complete; only unsupported features are checked. machine: the
+    system's name of it. Raises LinkError, also if a file lacks its symbol.
     """
 
     def __init__(self, objects: Mapping[str, bytes], machine: str = MACHINE) -> None:
@@ -215,10 +218,12 @@ class Image:
 
 
 def load_code(objects: Mapping[str, bytes]) -> dict[str, int]:
-    """Load object files by the symbol that each must define; the addresses of these functions.
+    """Load object files by the symbol that each must define.
 
-    They stay until the process ends: a thread may be in one while the interpreter goes down.
-    Raises LinkError; OSError where memory may not be made executable.
+    Returns the addresses of these functions.
+
+    They stay until the process ends: a thread may be in one while the interpreter shuts down.
+    Raises LinkError; OSError if memory must not be made executable.
     """
     if not objects:
         return {}

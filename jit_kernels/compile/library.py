@@ -1,4 +1,4 @@
-"""The kernel library of this process: object files mapped to addresses, compiled where missing.
+"""The kernel library of this process: object files mapped to addresses, compiled if missing.
 
 Numba and LLVM are imported only by the compile workers, never here.
 """
@@ -26,15 +26,16 @@ ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 class KernelLibrary:
     """Kernels by spec. Thread-safe; one per process is enough (`shared`).
 
-    level: the CPU features that kernels are made with, a name of features.LEVELS; `usual_level` by
-    default, and a lower one on request. Levels have folders of their own.
-    Raises ValueError for a level that this CPU cannot run, KernelStoreError.
+    level: the CPU features of the kernels, a name of features.LEVELS; `usual_level` by default, and
+    a lower one on request. Levels have separate folders. Raises ValueError for a level that this
+    CPU cannot run, KernelStoreError.
     """
 
     def __init__(
         self, root: Path | None = None, n_worker: int = 2, level: str | None = None
     ) -> None:
-        from tamis.jit_kernels.compile.self_test import Checked  # when a model is loaded
+        # not needed before a model is loaded
+        from tamis.jit_kernels.compile.self_test import Checked
 
         self.level = _checked(level)
         self._code = KernelCode(self.level, root, n_worker)
@@ -44,7 +45,7 @@ class KernelLibrary:
         _libraries.add(self)
 
     def drop_load(self) -> None:
-        """Start anew, in a child of fork(): who compiled is not there to free the lock."""
+        """Reset the lock in a child of fork(): its holder does not exist there."""
         self._lock = threading.Lock()
 
     def load(self, specs: Iterable[KernelSpec], progress: Progress | None = None) -> None:
@@ -59,7 +60,7 @@ class KernelLibrary:
             self._check({wanted[symbol]: data for symbol, data in code.items()})
 
     def _check(self, code: dict[KernelSpec, bytes]) -> None:
-        """Try kernels that are new on this machine. Raises CompileError; none is left then."""
+        """Test kernels that are new on this machine. Raises CompileError; then none is mapped."""
         from tamis.jit_kernels.compile.self_test import passes
 
         new = {spec: data for spec, data in code.items() if data not in self._checked}
@@ -75,7 +76,7 @@ class KernelLibrary:
             self._checked.note(new[spec] for spec, good in passed.items() if good)
 
     def _map(self, code: dict[str, bytes]) -> None:
-        """Give object code its addresses: all of it or none, so that a fork sees a whole."""
+        """Map object code: all of it or none, so that a fork sees a consistent state."""
         try:
             self._addresses |= load_code(code)
         except LinkError as error:
@@ -87,16 +88,19 @@ class KernelLibrary:
         return self._code.missing(s for s in specs if s.symbol not in known)
 
     def address(self, spec: KernelSpec) -> int:
-        """Address of a kernel that was loaded."""
+        """The address of a loaded kernel."""
         return self._addresses[spec.symbol]
 
     def function(self, spec: KernelSpec) -> Any:
-        """A loaded kernel as a ctypes function of three int64; a call holds no interpreter lock."""
+        """A loaded kernel as a ctypes function of three int64.
+
+        Calls release the interpreter lock.
+        """
         return ENTRY(self._addresses[spec.symbol])
 
 
 def usual_level() -> Features:
-    """The host's highest level; without a compiler, the highest that kernels came along for."""
+    """The host's highest level; without a compiler, the highest of the shipped kernels."""
     if not can_compile("cpu"):
         for level in reversed(LEVELS.values()):
             if came_for(level.name) and not features.missing(level):
@@ -105,7 +109,7 @@ def usual_level() -> Features:
 
 
 def _checked(name: str | None) -> Features:
-    """The level of that name. Raises ValueError where there is none or this CPU cannot run it."""
+    """The level of a name. Raises ValueError if it is unknown or this CPU cannot run it."""
     if name is None:
         return usual_level()
     if name not in LEVELS:

@@ -1,10 +1,9 @@
-"""Whether the kernels that every model runs compute on this machine what they should.
+"""Self-test: whether the kernels that every model runs compute correct results on this machine.
 
-Products, attention, RoPE and the KV append, norms, gates, embedding and the choice of logits.
-
-A kernel is run once, on one thread, over numbers drawn from a fixed seed, and compared with NumPy
-in float64: when it is mapped for the first time here, whether it came along or was compiled. Other
-kernels have only their digest. The code that passed is noted in the user's folder.
+These are products, attention, RoPE and the KV append, norms, gates, embedding and the selection of
+logits. A kernel is run once, on one thread, over numbers drawn from a fixed seed, and compared with
+NumPy in float64: when it is mapped for the first time here, whether it was shipped or compiled.
+Other kernels have only their digest. The code that passed is noted in the user's folder.
 """
 
 import contextlib
@@ -25,18 +24,18 @@ from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.jit_kernels.contract.types import KV_BLOCK, PAGE, kv_row, zeros
 from tamis.platform.private_files import open_private, private_folder, write_whole
 
-NOTED = "checked"  # the file, a digest a line
-MOST = 0.01  # largest error, of the largest value: 15-bit activations give 0.0003
+NOTED = "checked"  # the file, one digest per line
+MOST = 0.01  # the largest error relative to the largest value: 15-bit activations give 0.0003
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 Address = Callable[[KernelSpec], int | None]
-_Found = tuple[np.ndarray, np.ndarray]  # what a kernel gives, what it should
+_Found = tuple[np.ndarray, np.ndarray]  # a kernel's result, and the expected one
 
 
 def passes(spec: KernelSpec, address: Address) -> bool | None:
-    """Whether a kernel gives what it should; address(spec): of a kernel that is mapped.
+    """Whether a kernel gives the expected result; address(spec): of a mapped kernel.
 
-    None where it needs others that are not mapped, as a product needs its packed rows. True for a
-    kernel that is not checked here.
+    None if it needs others that are not mapped, as a product needs its packed rows. True for a
+    kernel without a test.
     """
     check = _CHECKS.get(spec.op)
     if check is None:
@@ -46,15 +45,15 @@ def passes(spec: KernelSpec, address: Address) -> bool | None:
     value, expected = found
     with np.errstate(invalid="ignore"):
         error = np.abs(value - expected).max()
-    return bool(error <= MOST * np.abs(expected).max())  # not where it is NaN
+    return bool(error <= MOST * np.abs(expected).max())  # False for NaN
 
 
 class Checked:
-    """Which code has passed on this machine, as a file in a folder has it."""
+    """The digests of code that has passed on this machine, in a file of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, set[str]()
-        # Otherwise nothing has passed yet, or nothing can be kept here.
+        # Otherwise nothing has passed yet, or nothing can be stored here.
         with contextlib.suppress(OSError), open_private(folder / NOTED) as file:
             self._known = set(file.read().decode("ascii", "replace").split())
 
@@ -62,9 +61,9 @@ class Checked:
         return _digest(code) in self._known
 
     def note(self, code: Iterable[bytes]) -> None:
-        """Keep that these have passed, where the folder can be written to."""
+        """Store that these have passed, if the folder is writable."""
         self._known |= {_digest(data) for data in code}
-        with contextlib.suppress(OSError):  # they are checked again at the next start
+        with contextlib.suppress(OSError):  # they are tested again at the next start
             folder = private_folder(self._folder)
             with write_whole(folder / NOTED, durable=False) as file:
                 file.write("\n".join(sorted(self._known)).encode())
@@ -75,7 +74,7 @@ def _digest(code: bytes) -> str:
 
 
 def _run(spec: KernelSpec, address: Address, **fields: Any) -> bool:
-    """Call a kernel on one thread; False where it is not mapped."""
+    """Call a kernel on one thread; returns False if it is not mapped."""
     at = address(spec)
     if at is None:
         return False
@@ -144,7 +143,7 @@ def _embed(spec: KernelSpec, address: Address) -> _Found:
 
 
 def _matmul(spec: KernelSpec, address: Address) -> _Found | None:
-    """One row, and more rows than are multiplied without unpacking the weights."""
+    """The results for one row, and for more than are multiplied without unpacking the weights."""
     name, n_in, n_out, many = str(spec.constants[0]), 256, 32, ops.FEW_ROWS + 3
     type = ops.STRIP_TYPES.get(name, name)
     data, w = _weights(type, n_out, n_in)
@@ -171,7 +170,7 @@ def _matmul(spec: KernelSpec, address: Address) -> _Found | None:
 
 def _pages(type: str, head_dim: int) -> np.ndarray:
     """A page of one head's keys or values, all zeros."""
-    # An array of float16 rows is a two-dimensional one.
+    # An array of float16 rows is two-dimensional.
     return (
         zeros((PAGE, head_dim), np.float16)
         if type == "f16"
@@ -180,7 +179,7 @@ def _pages(type: str, head_dim: int) -> np.ndarray:
 
 
 def _values(rows: np.ndarray, type: str) -> np.ndarray:
-    """What the rows of a page are, float64 [PAGE, head_dim]."""
+    """The values of a page's rows, float64 [PAGE, head_dim]."""
     if type == "f16":
         return rows.astype(np.float64)
     if type == "q8_0":
@@ -205,7 +204,7 @@ def _kept(x: np.ndarray, type: str) -> np.ndarray:
 
 
 def _drawn_page(type: str, head_dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A page of one head's keys or values, and what they are in float64 [PAGE, head_dim]."""
+    """A random page of one head's keys or values, and its values in float64 [PAGE, head_dim]."""
     rng, rows = np.random.default_rng(seed), _pages(type, head_dim)
     if type == "f16":
         rows[...] = rng.standard_normal(rows.shape)
@@ -241,7 +240,7 @@ def _attend(spec: KernelSpec, address: Address) -> _Found:
 
 
 def _turned(x: np.ndarray, angle: np.ndarray, neox: bool) -> np.ndarray:
-    """Heads rotated by angles [n_half], in float64: pairs (i, i + n_half) where neox."""
+    """Heads rotated by angles [n_half], in float64: pairs (i, i + n_half) if neox."""
     first = np.arange(len(angle)) * (1 if neox else 2)
     a, b = first, first + (len(angle) if neox else 1)
     y, cos, sin = x.astype(np.float64), np.cos(angle), np.sin(angle)
@@ -258,7 +257,7 @@ def _normed(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _angles(head_dim: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """Angles of one position, and the fields of an op that have them."""
+    """The angles of one position, and the fields of an op that reads them."""
     angle = np.linspace(0.1, 3, head_dim // 2)
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     return angle, {"cos": cos, "sin": sin, "n_half": len(angle)}
@@ -288,7 +287,7 @@ def _rope_heads(spec: KernelSpec, address: Address) -> _Found:
 
 
 def _rope_append(spec: KernelSpec, address: Address) -> _Found:
-    """Two query heads and one KV head at position 5; what its page then has."""
+    """The pages' content after two query heads and one KV head at position 5."""
     head_dim, neox, *types = spec.constants
     assert isinstance(head_dim, int)
     angle, fields = _angles(head_dim)
@@ -307,7 +306,7 @@ def _rope_append(spec: KernelSpec, address: Address) -> _Found:
 
 
 def _logit_parts(spec: KernelSpec, address: Address) -> _Found:
-    """The best of two parts in order, as the ids say and as the values do, and the sums."""
+    """The best of two parts in order, by ids and by values, and the sums."""
     logits, n_best = _normal(2, 50), 4
     ids, values = np.zeros((2, n_best), np.int32), np.zeros((2, n_best), np.float32)
     sums = np.zeros((2, 2), np.float32)

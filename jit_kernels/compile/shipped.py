@@ -1,8 +1,8 @@
 """Kernels that come with the package: object code of a level, or PTX of a target, in one file.
 
-A file is a head (its marks, the size and digest of the index), the index, and blocks: kernels one
+A file is a head (its magic, the size and digest of the index), the index, and blocks: kernels one
 after another, compressed together. A start reads the index and the few blocks that it needs, whose
-digests the index has. Files are made by `python -m tamis.tools.release` and are not in a clone.
+digests are in the index. Files are made by `python -m tamis.tools.release` and are not in a clone.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from tamis.jit_kernels.compile.store import sources
 
 FOLDER = Path(__file__).with_name("kernels")
 SUFFIX = ".kernels"
-_HEAD = struct.Struct("<16sQ32s")  # marks, bytes of the index, its SHA-256
+_HEAD = struct.Struct("<16sQ32s")  # magic, bytes of the index, its SHA-256
 _MARKS = b"tamis kernels 1\n"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
 
@@ -28,9 +28,9 @@ class ShippedError(RuntimeError):
 
 
 class Shipped:
-    """The kernels of one file, by symbol. `sources`: the digest of what they were made of.
+    """The kernels of one file, by symbol. `sources`: the digest of their sources.
 
-    vendor: of the CPU. A kernel that is another one for it is there as `SYMBOL@VENDOR`.
+    vendor: of the CPU. A kernel whose code differs for it is stored as `SYMBOL@VENDOR`.
     """
 
     def __init__(self, path: Path, vendor: str = "") -> None:
@@ -56,7 +56,7 @@ class Shipped:
         return len(self._places)
 
     def read(self, symbol: str) -> bytes | None:
-        """The code of a symbol; None where it is not here. Raises ShippedError, OSError."""
+        """The code of a symbol; None if it is not in the file. Raises ShippedError, OSError."""
         place = self._places.get(f"{symbol}@{self._vendor}") or self._places.get(symbol)
         if place is None:
             return None
@@ -69,11 +69,11 @@ class Shipped:
         return code
 
     def drop(self) -> None:
-        """Free what was read: kernels that are mapped have copies of their own."""
+        """Free the decompressed data: mapped kernels have copies of their own."""
         self._blocks.clear()
 
     def _block(self, number: int) -> bytes:
-        """A block as it is in the file."""
+        """A compressed block of the file."""
         at, size, digest = self._at[number]
         with self._path.open("rb") as file:
             file.seek(self._start + at)
@@ -89,19 +89,19 @@ class Shipped:
 
 
 class _Block:
-    """Kernels of a block, decompressed as far as was asked for."""
+    """Kernels of a block, decompressed as far as needed."""
 
     def __init__(self, data: bytes) -> None:
         self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, None, _FILTERS)
         self._rest, self._done = data, bytearray()
 
     def part(self, start: int, end: int) -> bytes:
-        """Bytes of it; fewer where it has no more."""
+        """Bytes of the block; fewer at its end."""
         while len(self._done) < end and not self._decompressor.eof:
             more = self._decompressor.decompress(self._rest, end - len(self._done))
             if not (more or self._rest):
                 break
-            self._rest = b""  # the decompressor has it
+            self._rest = b""  # the decompressor holds it
             self._done += more
         return bytes(self._done[start:end])
 
@@ -112,9 +112,9 @@ def came_for(name: str) -> bool:
 
 
 def shipped(kind: str, name: str, vendor: str = "") -> Shipped | None:
-    """What came for a level or target, `kind` "cpu" or "cuda"; None where nothing did.
+    """The shipped kernels of a level or target, `kind` "cpu" or "cuda"; None if there are none.
 
-    Nor where the sources of kernels are others by now, as in a clone that is being changed. Raises
+    None also if the sources of kernels have changed since, as in a clone under development. Raises
     ShippedError, OSError.
     """
     if not came_for(name):
@@ -128,8 +128,9 @@ def write_shipped(
 ) -> None:
     """Write kernels by symbol to a file; the same kernels give the same bytes.
 
-    Neighbours by name are alike: a block has whole kernels, up to `block` bytes or one. Larger
-    blocks take less room, and a start has more to decompress: a block up to what it needs.
+    Neighbours by name are similar: a block has whole kernels, up to `block` bytes or one kernel.
+    Larger blocks take less room, but a start has more to decompress: a block up to the kernel that
+    it needs.
     """
     places: dict[str, list[int]] = {}
     blocks: list[bytearray] = []

@@ -1,4 +1,4 @@
-"""The kernel library on disk: a private folder of object files, named by what made them."""
+"""The kernel library on disk: a private folder of object files, named by their sources."""
 
 import errno
 import hashlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parents[1]  # jit_kernels
 FORMATS = SOURCES.with_name("formats")
-# What kernels are made of, beside the folders of their kind: tables of the file formats.
+# Sources of kernels in addition to the folders of their kind: tables of the file formats.
 _TABLES = ("codebook_tables.py", "codebooks.py", "dequant.py", "ggml_types.py")
 COMPILE = "pip install 'tamis[compile]'"
 
@@ -26,9 +26,9 @@ class KernelStoreError(RuntimeError):
 
 
 def sources(kind: str) -> str | None:
-    """64 hex digits of the sources of kernels: "cpu" or "cuda"; None where there are none.
+    """The 64 hex digits of the digest of kernel sources, "cpu" or "cuda"; None without sources.
 
-    A program in one file has none of them: what it was built with is what it has.
+    A program in one file has no sources: its kernels cannot differ from them.
     """
     paths = [
         p for name in ("contract", "common", kind) for p in sorted((SOURCES / name).rglob("*.py"))
@@ -44,10 +44,10 @@ def sources(kind: str) -> str | None:
 
 
 def fingerprint(level: "Features | Target | None" = None, made_of: str | None = None) -> str:
-    """32 hex digits of all that object code depends on: kernel sources, versions, CPU features.
+    """The 32 hex digits of everything that object code depends on: sources, versions, CPU features.
 
-    level: of the kernels, the host's by default; or the target of CUDA kernels. made_of: stands for
-    the sources, where files are named by theirs.
+    level: of the kernels, by default the host's; or the target of CUDA kernels. made_of: replaces
+    the digest of the sources, for files that are named by their own.
     """
     level = level or features.host()
     words = [_version_file("numba"), _version_file("llvmlite"), level.name]
@@ -63,7 +63,10 @@ def fingerprint(level: "Features | Target | None" = None, made_of: str | None = 
 
 
 def versions() -> str:
-    """What object code is made by, with versions: Numba reads bytecode, which is a Python's own."""
+    """The versions of what makes object code.
+
+    Numba compiles bytecode, which depends on Python's.
+    """
     import platform
     from importlib.metadata import version
 
@@ -118,15 +121,15 @@ def open_folder(
 
 def write_object(folder: Path, symbol: str, code: bytes) -> None:
     """Store object code under its symbol, whole or not at all."""
-    # A file that a power cut has damaged is compiled again: nothing waits for the disk.
+    # A file damaged by a power failure is compiled again: nothing waits for the disk.
     with write_whole(folder / f"{symbol}.o", durable=False) as file:
         file.write(_digest(symbol, code) + code)
 
 
 def read_object(folder: Path, symbol: str) -> bytes | None:
-    """Object code of a symbol, or None where it is missing or damaged (it is compiled again).
+    """Object code of a symbol, or None if it is missing or damaged (it is compiled again).
 
-    A file of another symbol's code, renamed, counts as damaged, and so does a link or a file that
+    A renamed file of another symbol's code counts as damaged, and so does a link or a file that
     others may write to.
     """
     try:

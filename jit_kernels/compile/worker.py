@@ -1,7 +1,7 @@
-"""A compile process: reads which kernels to compile and writes files of the store, within limits.
+"""A compile process: reads the kernels to compile and writes files of the store, within limits.
 
-Started by workers.py as a module, with the compiler's module, folder, target and parent process.
-It ends with its parent, takes at most MEMORY_BYTES, and CPU_SECONDS for a kernel.
+workers.py starts it as a module, with the compiler's module, folder, target and parent process. It
+ends with its parent, takes at most MEMORY_BYTES, and CPU_SECONDS for each kernel.
 """
 
 import json
@@ -18,13 +18,13 @@ from tamis.platform.limits import allow_cpu, lower
 from tamis.platform.processes import end_with
 
 MEMORY_BYTES = 4 << 30  # of address space; the largest kernels of this package take 1.2 GB
-CPU_SECONDS = 120  # of a kernel; the slowest takes some 10
+CPU_SECONDS = 120  # for a kernel; the slowest takes some 10
 
 
 def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
-    """Compile what standard input names, [op, constants] a line; print each symbol.
+    """Compile the kernels named on standard input, [op, constants] per line; prints each symbol.
 
-    An empty line ends the list: the pipe itself may stay open in a fork of the parent.
+    An empty line ends the list, as the pipe itself may stay open in a fork of the parent.
     """
     by_name = ops.declared()
     for line in iter(sys.stdin.readline, "\n"):
@@ -38,7 +38,7 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
         try:
             write_object(folder, spec.symbol, code)
         except OSError as error:
-            # One line, for the parent's error: it has no use for a traceback.
+            # One line, for the parent's error message: a traceback is of no use there.
             sys.exit(
                 f"cannot write to {folder}: {error.strerror}; free some space or set "
                 "XDG_CACHE_HOME to an absolute folder elsewhere"
@@ -48,7 +48,7 @@ def serve(folder: Path, compile_kernel: Callable[[KernelSpec], bytes]) -> None:
 
 
 def limit(parent: int) -> None:
-    """Set the limits of this process: the parent's end is its own."""
+    """Set the limits of this process, which also ends with its parent."""
     end_with(parent)
     lower("memory", MEMORY_BYTES)
     lower("core", 0)

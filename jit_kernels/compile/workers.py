@@ -1,6 +1,6 @@
 """Compile processes of a kernel library: ops to compile go in, files of the store come out.
 
-Numba is imported only by these processes, never in the one that starts them.
+Numba is imported only by these processes, never by the one that starts them.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class CompileError(RuntimeError):
 
 
 class NoKernelError(CompileError):
-    """A backend has no kernel for an op that is asked for."""
+    """A backend has no kernel for a requested op."""
 
 
 class Command(NamedTuple):
@@ -44,7 +44,7 @@ class Command(NamedTuple):
 def compile_specs(
     command: Command, specs: list[KernelSpec], n_worker: int, progress: Progress | None = None
 ) -> None:
-    """Share the specs among worker processes and wait for all of them; progress(done, total).
+    """Distribute the specs over worker processes and wait for all of them; progress(done, total).
 
     Raises CompileError; what was compiled before stays in the folder.
     """
@@ -66,7 +66,7 @@ def compile_specs(
 
 
 class _Worker:
-    """One compile process; `finished` grows by a symbol a kernel."""
+    """One compile process; `finished` collects the symbols of compiled kernels."""
 
     def __init__(self, command: Command, waiting: deque[KernelSpec]) -> None:
         self.finished: list[str] = []
@@ -75,7 +75,7 @@ class _Worker:
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by stop
         arguments = [command.module, str(self._folder), command.target, str(os.getpid())]
         self._process = subprocess.Popen(
-            # -P and a private working directory: Python and Numba read files of it.
+            # -P and a private working directory, as Python and Numba read files of it.
             [sys.executable, "-P", "-m", "tamis.jit_kernels.compile.worker", *arguments],
             cwd=self._folder,
             stdin=subprocess.PIPE,
@@ -92,7 +92,7 @@ class _Worker:
     def _feed(self, waiting: deque[KernelSpec]) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # A worker that died closes the pipe: check() tells why it died.
+        # A worker that died closes the pipe: check() finds out why.
         with contextlib.suppress(BrokenPipeError, IndexError):
             while True:
                 spec = waiting.popleft()
@@ -112,7 +112,7 @@ class _Worker:
         return self._reader.is_alive()
 
     def check(self) -> None:
-        """Raise CompileError with the worker's last lines where it failed."""
+        """Raise CompileError with the worker's last lines if it has failed."""
         if (code := self._process.wait()) != 0:
             self._errors.seek(0)
             last = "\n".join(self._errors.read().strip().splitlines()[-12:])

@@ -1,10 +1,11 @@
 """Typed arrays as fields of ops: an element type and a shape whose sizes have names.
 
-`centroids: F32["n_head_kv", "n_slot", "head_dim"]` says all that a kernel and its caller agree on.
-A size is a number, the name of a constant or of an int field, another name, or an expression of
+`centroids: F32["n_head_kv", "n_slot", "head_dim"]` states all that a kernel and its caller agree
+on. A size is a number, the name of a constant or of an int field, another name, or an expression of
 these ("n_row + 1"). Names that are neither constants nor fields are sizes that recording reads off
 the arrays: the op gets an int field of that name, and every array must agree on it. The first
-dimension may be ANY, or TOKENS, which is ANY too: buffers have room for more rows than a call has.
+dimension may be ANY, or TOKENS, which means any, too: buffers have room for more rows than a call
+has.
 """
 
 import ast
@@ -23,7 +24,10 @@ class FieldError(TypeError):
 
 
 class Array(NamedTuple):
-    """The type of a field: elements and shape. is_optional: it may be None, for kernels 0."""
+    """The type of a field: elements and shape.
+
+    is_optional: it may be None, which is 0 in kernels.
+    """
 
     element: str  # a name of ELEMENTS
     shape: tuple[int | str, ...]
@@ -34,7 +38,7 @@ class Array(NamedTuple):
 
 
 class _Element:
-    """F32["n", "m"] is the type of an array of float32."""
+    """A factory: F32["n", "m"] is the type of an array of float32."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,7 +54,7 @@ ELEMENTS = {
     "i8": np.int8, "u8": np.uint8, "u16": np.uint16, "i32": np.int32, "i64": np.int64,
 }  # fmt: skip
 
-if TYPE_CHECKING:  # names in the brackets are no types, and a Literal may have any string
+if TYPE_CHECKING:  # names in the brackets are not types, whereas a Literal may have any string
     from typing import Literal as F16
     from typing import Literal as F32
     from typing import Literal as F64
@@ -88,7 +92,7 @@ def _parsed(size: str) -> ast.expr:
 
 @functools.cache
 def names_in(size: int | str) -> tuple[str, ...]:
-    """The names that a size has."""
+    """The names that occur in a size."""
     if size in (ANY, TOKENS):
         return ()
     nodes = ast.walk(_parsed(str(size)))
@@ -98,10 +102,10 @@ def names_in(size: int | str) -> tuple[str, ...]:
 def bound(
     name: str, types: Mapping[str, Array], known: Mapping[str, int], fields: Mapping[str, Any]
 ) -> dict[str, int]:
-    """The sizes of an op's arrays: those known, and those read off the arrays. Raises FieldError.
+    """The sizes of an op's arrays: known ones, and those read off the arrays. Raises FieldError.
 
-    name: the op's. An array may have more dimensions than its type, of size 1, before the others,
-    and lack that of tokens: it is one token's.
+    name: the op's. An array may have additional leading dimensions of size 1, and may lack that of
+    tokens, as one token's.
     """
     shapes, sizes = {}, dict(known)
     for field, kind in types.items():
@@ -120,7 +124,7 @@ def bound(
 
 
 def _shape(name: str, field: str, kind: Array, value: Any) -> tuple[int, ...]:
-    """The shape of an array, of as many dimensions as its type. Raises FieldError."""
+    """The shape of an array, with as many dimensions as its type. Raises FieldError."""
     is_array = isinstance(value, np.ndarray)
     if not is_array or value.dtype != ELEMENTS[kind.element]:
         found = f"{value.dtype} {list(value.shape)}" if is_array else repr(value)
@@ -151,7 +155,7 @@ def _check(
 
 
 def _shown(kind: Array, sizes: Mapping[str, int]) -> str:
-    """A type as errors show it, with the sizes that are known: "float32 [n_head=4, n=64]"."""
+    """A type for error messages, with its known sizes: "float32 [n_head=4, n=64]"."""
 
     def shown(size: int | str) -> str:
         if size in (ANY, TOKENS) or any(name not in sizes for name in names_in(size)):

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 
 class _Team(NamedTuple):
-    job: int  # jobs submitted so far: the word that idle workers sleep on
+    job: int  # number of submitted jobs: the word that idle workers sleep on
     job_sleepers: int
     arrived: int  # threads at the barrier
-    generation: int  # barriers passed: the word that waiting threads sleep on
+    generation: int  # number of passed barriers: the word that waiting threads sleep on
     barrier_sleepers: int
     tape: int
     n_op: int
@@ -24,10 +24,10 @@ class _Tape(NamedTuple):
     size: int
 
 
-# Words that different threads write lie on cache lines (64 bytes) of their own.
+# Words that different threads write are on separate cache lines (64 bytes).
 TEAM = _Team(0, 64, 128, 192, 256, tape=320, n_op=328, quit=336, spin=344, size=512)
 TAPE = _Tape(0, 8, 16, 24, 32)
 
-# Bytes before an op's fields in its argument struct: how many turns at its work were taken, for
-# kernels whose threads share it as they come (work_sharing). It is 0 whenever no thread is in it.
+# Bytes before an op's fields in its argument struct: the number of units of work that were taken,
+# for kernels with dynamic scheduling (work_sharing). It is 0 while no thread is in the kernel.
 TURNS = 8

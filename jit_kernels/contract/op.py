@@ -2,11 +2,11 @@
 
 An op's arguments are a record: a class whose annotations are its fields, in the order in which they
 lie in the argument struct, 8 bytes each. An Address is the address of an array, Out[Address] that
-of one that the op writes, InOut[Address] of one that it reads and writes. Where its elements and
-shape are said (see arrays.py), recording checks them and adds the sizes; an int is a count or a
-flag (all int64), a float is float64 in the struct and float32 in the kernel. Records are plain
-classes: as NamedTuples they would cost every start 20 to 40 ms. Only where kernels are compiled a
-record becomes one.
+of one that the op writes, InOut[Address] of one that it reads and writes. If its elements and shape
+are given (see arrays.py), recording checks them and adds the sizes; an int is a count or a flag
+(all int64), a float is float64 in the struct and float32 in the kernel. Records are plain classes:
+as NamedTuples they would cost every start 20 to 40 ms, so they become NamedTuples only where
+kernels are compiled.
 
 A kernel of either backend is built by a function with the op's name in the op's file
 (`cpu/<file>.py`, `cuda/<file>.py`), called with the op's constants as keywords; it returns a
@@ -25,7 +25,8 @@ from tamis.jit_kernels.contract.arrays import I64, Array, names_in
 
 Address = NewType("Address", int)
 PARAMETERS = ["tid", "n_thread", "a"]  # of a kernel
-WORKERS = ["worker", "n_worker", "a"]  # of one of both backends: threads of a CPU, or of a GPU
+# the arguments of a common kernel: workers are a CPU's or a GPU's threads
+WORKERS = ["worker", "n_worker", "a"]
 
 
 class _Written(NamedTuple):
@@ -54,7 +55,8 @@ else:
             return _Written(kind, is_read=True)
 
 
-Ranges = tuple[int, int, int, int]  # positions first .. end - 1, and first .. end - 1
+# two ranges of positions: first .. end - 1, and first .. end - 1
+Ranges = tuple[int, int, int, int]
 
 
 def _everything(_low: int, _high: int, _block: int, _x: int, _y: int, n: int, pos: int) -> Ranges:
@@ -62,14 +64,15 @@ def _everything(_low: int, _high: int, _block: int, _x: int, _y: int, n: int, po
 
 
 class Reads(NamedTuple):
-    """Which keys an op reads of positions before those of its own call, whatever they are.
+    """The keys that an op reads of positions before those of its call.
 
-    spans(low, high, block, x, y, n_tok, pos): two ranges of positions that have all of them. Python
-    calls it, and kernels of the KV caches compile it: arithmetic of integers only. low and high are
-    the least and the largest of `found`, int64s of which each `every`-th from `first` on counts.
+    spans(low, high, block, x, y, n_tok, pos): two ranges of positions that contain all of them.
+    Python calls it, and kernels of the KV caches compile it, so it uses integer arithmetic only.
+    low and high are the least and the largest of `found`, int64s of which each `every`-th from
+    `first` on counts.
     """
 
-    name: str  # what KV_EVICT knows it as
+    name: str  # KV_EVICT's name for it
     spans: Callable[[int, int, int, int, int, int, int], Ranges] = _everything
     found: str = ""  # the op's fields that spans is called with; "": 0
     block: str = ""
@@ -80,16 +83,16 @@ class Reads(NamedTuple):
 
 
 READS_NOTHING = Reads("nothing")
-READS_SELECTION = Reads("chosen")  # what its Selection says
+READS_SELECTION = Reads("chosen")  # the positions of its Selection
 READS_ALL = Reads("all")
 
 
 class Op(NamedTuple):
-    """One op: its kernels' file, its argument record, its constants, the keys it reads."""
+    """One op: its kernels' file, its argument record, its constants, the keys that it reads."""
 
     file: str
     record: type
-    declared: str  # the constants, with spaces between
+    declared: str  # the constants, separated by spaces
     reads: Reads = READS_NOTHING
 
     def __repr__(self) -> str:
@@ -102,12 +105,12 @@ class Op(NamedTuple):
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The names of what a kernel is compiled for."""
+        """The names of the constants that a kernel is compiled for."""
         return _split(self.declared)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, in the order of the struct: sizes of arrays are last."""
+        """The names of the fields, in the order of the struct; sizes of arrays are last."""
         return _fields_of(self.record, self.declared)
 
     @property
@@ -142,7 +145,7 @@ class Op(NamedTuple):
 
     @property
     def values(self) -> Any:
-        """The record as a NamedTuple: what kernels take."""
+        """The record as a NamedTuple, which kernels take."""
         return _values_of(self.record, self.declared)
 
 
@@ -158,7 +161,7 @@ def _split(names: str) -> tuple[str, ...]:
 
 @functools.cache
 def _types_of(record: type) -> dict[str, Any]:
-    # A record may add fields to another one's: the base's come first.
+    # A record may extend another one: the base's fields come first.
     bases = reversed(record.__mro__)
     return {k: v for base in bases for k, v in vars(base).get("__annotations__", {}).items()}
 
@@ -212,19 +215,21 @@ def _values_of(record: type, declared: str) -> Any:
 
 
 class EachRow:
-    """The record of an op that is launched once for the rows of a batch: each has its own record.
+    """The record of an op that is launched once for the rows of a batch.
 
-    A row's record lies at records + stride * row, 8 bytes a field; a float is a float32.
+    Each row has its own record.
+
+    A row's record is at records + stride * row, 8 bytes a field; a float is a float32.
     """
 
-    n_row: Address  # int64 [1]: rows that there are
+    n_row: Address  # int64 [1]: the number of rows
     records: Address
     stride: int
-    n_slot: int  # rows that there are blocks for: those from n_row on do nothing
+    n_slot: int  # the number of rows that have blocks; those from n_row on do nothing
 
 
 EACH = "each_"
-COMMON = "common."  # what the files of ops begin with whose kernels both backends have
+COMMON = "common."  # the prefix of op files whose kernels both backends have
 
 
 @functools.cache
@@ -239,29 +244,29 @@ class _Step(NamedTuple):
     n_tok: int  # rows of this call
     pos: int  # position of the first row
     row: int  # first row of x that the op reads (the output head reads a slice of the chunk)
-    begin: int  # position of the first token of the prompt that the chunk is of
+    begin: int  # position of the first token of the chunk's prompt
     end: int  # position after its last token
     exact_rows: int  # most rows whose products keep all bits: see PACK_ROWS; 0: any number
 
 
 STEP = _Step(0, 8, 16, 24, 32, 40)
 STEP_SIZE = 6
-# The same as indices, of a step record that is a typed array.
+# The same as indices, for a step record that is a typed array.
 N_TOK, POS, ROW, BEGIN, END, EXACT_ROWS = range(STEP_SIZE)
 Step = I64[6]  # the type of a step record
 
 
 def module_of(kind: str, op: Op) -> str:
-    """The module of an op's kernels, of "cpu" or "cuda": those of COMMON are of both."""
+    """The module of an op's kernels, of "cpu" or "cuda"; those of COMMON serve both."""
     if op.file.startswith(COMMON):
         return f"tamis.jit_kernels.{op.file}"
     return f"tamis.jit_kernels.{kind}.{op.file}"
 
 
 def op(file: str, record: type, constants: str = "", reads: Reads | None = None) -> Op:
-    """An op with this record and these constants, names with spaces between.
+    """An op with this record and these constants, whose names are separated by spaces.
 
-    reads: to be said where it is given pages of keys; nothing otherwise.
+    reads: required if it takes pages of keys; None otherwise.
     """
     assert reads is not None or "k_pages" not in _types_of(record), (
         f"{record.__name__}: which keys does it read?"

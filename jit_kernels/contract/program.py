@@ -10,10 +10,10 @@ from tamis.jit_kernels.contract.op import Op
 from tamis.jit_kernels.contract.types import Selection
 from tamis.jit_kernels.contract.values import Value
 
-# (n_tok, pos) of a call -> bytes of weights or KV it reads, and its floating-point operations.
+# (n_tok, pos) of a call -> bytes of weights or KV that it reads, and its floating-point operations.
 Cost = Callable[[int, int], tuple[int, int]]
 
-# Parts of a pass that are counted apart: choosing keys, attending to them, checking the result.
+# Parts of a pass that are counted separately: selecting keys, attending to them, checking.
 SELECT, ATTEND, AUDIT = "select", "attend", "audit"
 
 
@@ -38,20 +38,20 @@ class Call(NamedTuple):
     sync: bool
     label: str
     cost: Cost
-    part: str  # of the pass that it belongs to: see Program.part
+    part: str  # the part of the pass that it belongs to: see Program.part
 
 
 class Transfer(NamedTuple):
     """A device transfer within a Program: from op `at` on, ops run on the other side.
 
-    One side has the ops over rows alone, from and to the weights; it is where a Program begins. The
-    other has those over what a sequence keeps: positions, KV cache, attention. Each may run
-    on another backend: beside these rows no op reads what one of the other side has written.
+    One side has the ops over rows alone, between the weights; a Program begins there. The other has
+    those over what a sequence holds: positions, KV cache, attention. Each side may run on another
+    backend: except for these rows no op reads what an op of the other side has written.
     """
 
     at: int
-    step: np.ndarray  # int64 [STEP_SIZE]: says how many rows there are
-    rows: tuple[np.ndarray, ...]  # what goes to the other side, as many rows of each
+    step: np.ndarray  # int64 [STEP_SIZE]: has the number of rows
+    rows: tuple[np.ndarray, ...]  # the arrays that are transferred, as many rows of each
 
 
 class Program:
@@ -59,13 +59,14 @@ class Program:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.arrays: dict[int, np.ndarray] = {}  # by address: what the fields of calls point at
+        # by address: the arrays that fields of calls point to
+        self.arrays: dict[int, np.ndarray] = {}
         self.transfers: list[Transfer] = []
-        # Functions of Python, each called before the op of its number runs; only where ops run one
-        # after another on the host.
+        # Python functions, each called before the op of its number runs; only if ops run one after
+        # another on the host.
         self.pauses: list[tuple[int, Callable[[], None]]] = []
         self.selections: dict[int, Selection] = {}  # by layer: what its attention reads
-        self.part = ""  # what the ops added from now on are counted as: SELECT, ATTEND, AUDIT
+        self.part = ""  # the part of ops added from now on: SELECT, ATTEND, AUDIT
 
     def add(
         self,
@@ -79,12 +80,11 @@ class Program:
     ) -> None:
         """Record one op. Fields are arrays (their address is taken), numbers, or None (0).
 
-        Sizes that shapes of its arrays say need not be given; they are checked where they are.
-
-        sync=False lets the next op start before this one ends: only for ops that touch different
+        Sizes that the shapes of its arrays determine need not be passed; they are checked if they
+        are. sync=False lets the next op start before this one ends: only for ops with different
         outputs. cost is what a call moves, for profiles; it is asked after the call. Raises
-        StaleValueError where a field that the op reads is a Value that was overwritten, FieldError
-        where an array is not of its field's type.
+        StaleValueError if the op reads a Value that was overwritten, FieldError if an array is not
+        of its field's type.
         """
         assert len(constants) == len(op.constants), f"{op.name} needs {op.constants}"
         wrong = set(fields) ^ set(op.fields)
@@ -106,7 +106,7 @@ class Program:
 
     @staticmethod
     def _follow(op: Op, fields: dict[str, Any]) -> None:
-        """Check what an op reads of a graph's values, and note what it writes."""
+        """Check the graph values that an op reads, and note those that it writes."""
         values = {name: value for name, value in fields.items() if isinstance(value, Value)}
         for name, value in values.items():
             if name in op.inputs:
@@ -120,17 +120,17 @@ class Program:
         self.pauses.append((len(self), call))
 
     def transfer(self, step: np.ndarray, *rows: np.ndarray) -> None:
-        """Record that what follows is of the other side, which reads these rows: see Transfer."""
+        """Record that later ops belong to the other side, which reads these rows: see Transfer."""
         self.transfers.append(Transfer(len(self), step, rows))
 
     @property
     def segments(self) -> list[range]:
-        """Its ops between transfers: over rows, over the sequence, over rows, and so on."""
+        """Its ops between transfers: alternately over rows and over the sequence."""
         ends = [*(transfer.at for transfer in self.transfers), len(self)]
         return [range(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
     def sides(self) -> "tuple[Program, Program]":
-        """The ops over rows, and those over the sequence, each with the arrays that they name."""
+        """The ops over rows, and those over the sequence, each with the arrays that they use."""
         return self._only(self.segments[::2]), self._only(self.segments[1::2])
 
     def _only(self, segments: "list[range]") -> "Program":
@@ -157,7 +157,7 @@ class Program:
         return value.item() if isinstance(value, np.generic) else value
 
     def named(self, *fields: str) -> list[np.ndarray]:
-        """The arrays that calls have in fields of these names."""
+        """The arrays in fields of these names, in all calls."""
         at = dict.fromkeys(
             value
             for call in self.calls
@@ -182,7 +182,7 @@ class Program:
 
 
 class OpCost(NamedTuple):
-    """What one recorded op cost over the replays that were counted."""
+    """The cost of one recorded op over the counted replays."""
 
     label: str
     sync: bool
@@ -194,7 +194,7 @@ class OpCost(NamedTuple):
 
 
 class Moved:
-    """How often the ops of a Program were run, and what they moved."""
+    """Counters of how often the ops of a Program were run, and of what they moved."""
 
     def __init__(self, program: Program) -> None:
         self._calls = program.calls
@@ -206,7 +206,7 @@ class Moved:
             total += (1, *call.cost(n_tok, pos))
 
     def costs(self, cycles: Iterable[float]) -> list[OpCost]:
-        """The same with the cycles of each op."""
+        """The counters with the cycles of each op."""
         return [
             OpCost(call.label, call.sync, int(n), int(spent), int(n_bytes), int(n_flop), call.part)
             for call, spent, (n, n_bytes, n_flop) in zip(
@@ -215,5 +215,5 @@ class Moved:
         ]
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Set all counters to zero."""
         self._counted[...] = 0

@@ -1,18 +1,18 @@
-"""The records that both sides of an op see: weights, the KV cache of a layer, a selection."""
+"""The records that both sides of an op use: weights, the KV cache of a layer, a selection."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-PAGE = 64  # tokens a KV page
+PAGE = 64  # tokens of a KV page
 KV_TYPES = ("f16", "q8_0", "q4_0")  # of keys and of values
 KV_BLOCK = 32  # elements of q8_0 and q4_0 that share a scale
 LINE = 64  # bytes of a cache line, and of the widest vector
 
 
 def zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """As np.zeros, with its start on a cache line: vectors of its rows touch one line, not two."""
+    """An array like np.zeros that begins at a cache line: vectors of its rows touch one line."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
@@ -26,11 +26,11 @@ class QTensor(NamedTuple):
     type: str  # the ggml type's name
     n_out: int
     n_in: int
-    n_matrix: int = 1  # that the rows are of: experts, or heads
+    n_matrix: int = 1  # matrices that the rows belong to: experts, or heads
 
 
 def kv_row(type: str, head_dim: int) -> np.dtype:
-    """One key or value of one head: float16, or q8_0 or q4_0 as ggml has them.
+    """The type of one key or value of one head: float16, or q8_0 or q4_0 as in ggml.
 
     q8_0: q[i] * d[i // KV_BLOCK]. q4_0: (n - 8) * d[i // KV_BLOCK], n a nibble of q: of each block
     of 16 bytes, the low nibbles are the first half, the high ones the second.
@@ -51,11 +51,11 @@ def kv_type(rows: np.ndarray) -> str:
 class KVView(NamedTuple):
     """One layer's KV cache, as kernels see it."""
 
-    # kv_row [n, n_head_kv, PAGE]: one head's keys of a page lie together. Not all of the n pages
-    # need be this layer's.
+    # kv_row [n, n_head_kv, PAGE]: one head's keys of a page are contiguous. Not all of the n pages
+    # need belong to this layer.
     k: np.ndarray
     v: np.ndarray
-    k_table: np.ndarray  # int32 [n_page]: where in k a logical page is, -1 = not resident
+    k_table: np.ndarray  # int32 [n_page]: the index in k of a logical page, -1 = not resident
     v_table: np.ndarray  # int32 [n_page]
 
     @property
@@ -70,12 +70,12 @@ class KVView(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which blocks of keys each row of queries reads, as CSR over fixed buffers.
+    """The blocks of keys that each row of queries reads, as CSR over fixed buffers.
 
     Row r of query block b is row b * n_row + r; n_row is n_head_kv (one set for the heads that
-    share a KV head) or n_head (one set a query head). A row's indices are ascending and unique;
-    index i stands for positions [i * block, (i + 1) * block). Causality and a layer's own sliding
-    window are applied by `attend` to each position.
+    share a KV head) or n_head (one set per query head). A row's indices are ascending and unique;
+    index i stands for positions [i * block, (i + 1) * block). `attend` applies causality and a
+    layer's own sliding window to each position.
     """
 
     indptr: np.ndarray  # int32 [n_q_block * n_row + 1]

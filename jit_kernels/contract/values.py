@@ -1,8 +1,8 @@
-"""Arrays of a graph as values: recording knows which view of a buffer has its newest contents.
+"""Arrays of a graph as values: recording tracks which view of a buffer has its newest contents.
 
-Layers share named buffers, and what they hand on is often read only by an op that is recorded
-later. A Value is a view of such a buffer that stands for its contents at one moment. Once the
-buffer was written through another view, reading this one is an error of the recording layer.
+Layers share named buffers, and what they return is often read only by an op that is recorded later.
+A Value is a view of such a buffer that stands for its contents at one moment. Once the buffer was
+written through another view, reading this one is an error of the recording layer.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-_Line = tuple[CodeType, int]  # where in the source something was recorded
+_Line = tuple[CodeType, int]  # the place in the source where something was recorded
 
 
 class StaleValueError(RuntimeError):
@@ -20,7 +20,7 @@ class StaleValueError(RuntimeError):
 
 
 class Buffer:
-    """What recording knows of one buffer: which write was the last one."""
+    """The recording state of one buffer: its last write."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class _Taken:
 
 
 class Value(np.ndarray):
-    """A view of a graph's buffer that may be read until another view of it is written through.
+    """A view of a graph's buffer, readable until the buffer is written through another view.
 
     Slices and reshaped views of a Value stand for the same moment as it does, and what is written
     through one of them is read by the others.
@@ -48,7 +48,7 @@ class Value(np.ndarray):
     _taken: _Taken | None
 
     def __array_finalize__(self, source: Any) -> None:
-        is_view = self.base is not None  # an array that is computed from a Value is none
+        is_view = self.base is not None  # an array computed from a Value is not a view
         self._taken = getattr(source, "_taken", None) if is_view else None
 
     @classmethod
@@ -59,7 +59,7 @@ class Value(np.ndarray):
         return value
 
     def taken(self) -> Self:
-        """The same contents as a value of its own: what is written through this one makes it stale.
+        """The same contents as a separate value: writing through this one makes it stale.
 
         It is no newer than this value: the copy of a stale value is stale.
         """
@@ -70,7 +70,7 @@ class Value(np.ndarray):
         return value
 
     def read(self, reader: str) -> None:
-        """Note that an op reads it. Raises StaleValueError where its buffer was overwritten."""
+        """Note that an op reads it. Raises StaleValueError if its buffer was overwritten."""
         own = self._taken
         if own is None or own.version == own.buffer.version:
             return
@@ -90,18 +90,18 @@ class Value(np.ndarray):
 
 
 def taken(array: np.ndarray) -> np.ndarray:
-    """The array as a value of its own (see Value.taken), or as it is where it is no Value."""
+    """The array as a separate value (see Value.taken); unchanged if it is not a Value."""
     return array.taken() if isinstance(array, Value) else array
 
 
 def note_read(array: np.ndarray, reader: str) -> None:
-    """Note that the array is read, where no recorded op says so. Raises StaleValueError."""
+    """Note that the array is read, if no recorded op does so. Raises StaleValueError."""
     if isinstance(array, Value):
         array.read(reader)
 
 
 def note_written(array: np.ndarray, writer: str) -> None:
-    """Note that the array is written, where it is a Value and no recorded op says so."""
+    """Note that the array is written, if it is a Value and no recorded op does so."""
     if isinstance(array, Value):
         array.written(writer)
 
@@ -113,8 +113,8 @@ _VOCABULARY, _RECORDER = "tamis.graph", "tamis.jit_kernels.contract"
 def recorded_at() -> list[_Line]:
     """The lines of the layer that is being recorded, from its own to the innermost.
 
-    Lines of the vocabulary that it calls are left out. Where the layer itself is part of the
-    vocabulary, its own line alone.
+    Lines of the vocabulary that it calls are left out. If the layer itself is part of the
+    vocabulary, only its own line.
     """
     lines: list[_Line] = []
     innermost = own = None
@@ -133,5 +133,5 @@ def recorded_at() -> list[_Line]:
 
 
 def shown(lines: list[_Line]) -> str:
-    """Lines as an error names them: "toy.py:12", or "toy.py:12 > toy.py:31" of a call."""
+    """Lines for an error message: "toy.py:12", or "toy.py:12 > toy.py:31" for a call."""
     return " > ".join(f"{Path(code.co_filename).name}:{line}" for code, line in lines)

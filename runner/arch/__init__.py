@@ -1,1 +1,1 @@
-"""Architectures: one file each, found by its GGUF name."""
+"""Architectures: one file each, named as GGUF files name the architecture."""

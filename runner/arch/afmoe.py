@@ -1,4 +1,4 @@
-"""AFMoE (Trinity): attention with an output gate, norms after each part, layers with a window."""
+"""AFMoE (Trinity): gated attention output, norms after each part, sliding-window layers."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, gated_self_attention

@@ -1,4 +1,4 @@
-"""Apertus: as llama, a norm on each head of q and k, xIELU instead of a gate."""
+"""Apertus: like llama, with a norm on each head of q and k, and xIELU instead of a gate."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +15,16 @@ from tamis.model.keys import ArchKeys, key_each_layer
 
 @dataclass(frozen=True, slots=True)
 class XieluKeys(ArchKeys):
-    """xIELU's parameters of each layer, as they are trained."""
+    """The trained parameters of xIELU in each layer."""
 
     alpha_n: tuple[float, ...] = key_each_layer("xielu.alpha_n")
     alpha_p: tuple[float, ...] = key_each_layer("xielu.alpha_p")
     beta: tuple[float, ...] = key_each_layer("xielu.beta")
-    eps: tuple[float, ...] = key_each_layer("xielu.eps", low=-1e-5)  # lower ones could be seen
+    # a smaller epsilon would change results
+    eps: tuple[float, ...] = key_each_layer("xielu.eps", low=-1e-5)
 
     def constants(self, il: int) -> tuple[float, float, float]:
-        """What a layer has for exp(x) - 1 - x below 0, for x^2 above it, and for x."""
+        """The factors of layer il for exp(x) - 1 - x below 0, for x^2 above 0, and for x."""
         low, high = (float(np.logaddexp(0, x[il])) for x in (self.alpha_n, self.alpha_p))
         return self.beta[il] + low, high, self.beta[il]
 
@@ -37,9 +38,9 @@ def layer(g: Graph, il: int) -> None:
 
 
 def xielu(g: Graph, x: Any, constants: tuple[float, float, float]) -> Any:
-    """The activation of x, f32 [n_tok, n] (Huang and Schlag 2024, arXiv 2411.13010).
+    """Record the activation of x, f32 [n_tok, n] (Huang and Schlag 2024, arXiv 2411.13010).
 
-    high * x^2 + slope * x above 0, low * (exp(x) - 1 - x) + slope * x below.
+    It is high * x^2 + slope * x above 0, and low * (exp(x) - 1 - x) + slope * x below.
     """
     low, high, slope = constants
     y = mapped(g, x, g.ws.rows("xielu", x.shape[1]), outer=slope)

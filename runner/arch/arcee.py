@@ -1,4 +1,4 @@
-"""Arcee AFM: as llama, with a squared ReLU instead of a gate."""
+"""Arcee AFM: like llama, with a squared ReLU instead of a gate."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Arctic: a dense part, and beside it experts of what came before attention."""
+"""Arctic: a dense feed-forward part, and in parallel experts that read the input of attention."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a layer's tensors: the dense part is as wide as the residual stream."""
+    """Shapes of a layer's tensors: the dense part is n_embd wide."""
     n = hp.n_embd
     return {
         "ffn_norm_exps": (n,),

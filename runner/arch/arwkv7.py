@@ -21,6 +21,7 @@ ARCH = Arch(
     tensors=rwkv_tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
     declares=RankKeys,
-    unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),  # of the first layer
+    # only the first layer has them
+    unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),
     one_device=True,
 )

@@ -1,4 +1,4 @@
-"""Baichuan: as llama; of 40 layers, the 13B model's, scores fall with distance (ALiBi) instead."""
+"""Baichuan: like llama; the 13B model, of 40 layers, has ALiBi instead of rotary positions."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Ling (Bailing) mixture of experts: shared experts beside the chosen ones."""
+"""Ling (Bailing) mixture of experts: shared experts in addition to the routed ones."""
 
 from tamis.model.arch import Arch
 

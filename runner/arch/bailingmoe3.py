@@ -20,7 +20,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _facts(hp: HParams) -> dict[str, Any]:
-    """Sections of rotary positions have pairs half their width apart."""
+    """The facts of a file: rotary pairs of sections are half the rotary width apart."""
     return {"neox": sum(hp.rope_sections) > 0}
 
 

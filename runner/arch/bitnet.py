@@ -1,4 +1,4 @@
-"""BitNet b1.58: as llama, norms before the last product of each part; ternary weights."""
+"""BitNet b1.58: like llama, with norms before the last product of each part; ternary weights."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""BLOOM: scores fall with distance (ALiBi), embeddings are normed, biases everywhere."""
+"""BLOOM: ALiBi instead of rotary positions, normed embeddings, biases everywhere."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""ChatGLM 3, GLM-4 9B (2024): as llama, gate and up in one matrix, partial rotary positions."""
+"""ChatGLM 3, GLM-4 9B (2024): like llama; gate and up are one matrix, partial rotary positions."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""CodeShell: norms by mean and variance, biases everywhere, a plain GELU."""
+"""CodeShell: LayerNorm, biases everywhere, a plain GELU."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""CogVLM, its text: as llama; the experts of images are not read."""
+"""CogVLM's text model: like llama; the experts for images are not read."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from tamis.model.weights import THIRDS
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Heads are rotated whole. Raises UnsupportedKey for other positions than llama.cpp has."""
+    """Derived hyperparameters: heads are rotated whole.
+
+    Raises UnsupportedKey for positions that llama.cpp does not have.
+    """
     if hp.rope_base != 10000.0:
         raise UnsupportedKey("rope.freq_base", f"is {hp.rope_base}, expected 10000")
     if hp.rope_scaling != RopeScaling():

@@ -1,4 +1,4 @@
-"""Command-R7B and A: parallel parts; layers with a window have rotary positions, others none."""
+"""Command-R7B and A: parallel parts; only sliding-window layers have rotary positions."""
 
 from tamis.graph.layer import parallel
 from tamis.model.arch import Arch

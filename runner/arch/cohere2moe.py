@@ -1,4 +1,4 @@
-"""Command-A mixture of experts: attention and experts in parallel, positions within windows."""
+"""Command-A mixture of experts: attention and experts in parallel, positions in windows only."""
 
 from dataclasses import dataclass, replace
 
@@ -13,13 +13,13 @@ from tamis.model.keys import ArchKeys, key
 
 @dataclass(frozen=True, slots=True)
 class NormKeys(ArchKeys):
-    """The constant of norms of root mean squares; 0: norms are of mean and variance."""
+    """The epsilon of RMS norms; 0: norms are LayerNorms."""
 
     rms_eps: float = key("attention.layer_norm_rms_epsilon", 0, 1, 0)
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, which adds to g.x; experts and the shared one are averaged."""
+    """Record layer il, which adds to g.x; the average of routed and shared experts is added."""
     w = g.weights(il)
     h = norm(g, g.x, w.attn_norm)
     attended, out = _attention(g, il, h), feed_forward(g, il, h)
@@ -32,7 +32,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _attention(g: Graph, il: int, h: Source) -> Product:
-    """Layers with a window, and dense ones, have rotary positions."""
+    """Record attention of the rows h; sliding-window and dense layers have rotary positions."""
     w = g.weights(il)
     q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
     queries, keys = rope(g, il, q, w.attn_q_norm), rope(g, il, k, w.attn_k_norm)

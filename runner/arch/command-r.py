@@ -1,4 +1,4 @@
-"""Command-R: norms by mean and variance, attention and feed-forward part in parallel."""
+"""Command-R: LayerNorm, attention and feed-forward part in parallel."""
 
 from tamis.graph.layer import parallel
 from tamis.model.arch import Arch

@@ -1,4 +1,4 @@
-"""DBRX: norms by mean and variance, clamped Q, K and V, experts."""
+"""DBRX: LayerNorm, clamped Q, K and V, experts."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention

@@ -1,4 +1,4 @@
-"""Nemotron NAS (DeciLM): as llama; layers differ, and some lack attention or have one product."""
+"""Nemotron NAS (DeciLM): like llama; layers differ, some have no attention or only one product."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tamis.model.hparams import HParams, UnsupportedKey
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, which adds to g.x; without KV heads it multiplies its rows, or does nothing.
+    """Record layer il, which adds to g.x; without KV heads it is one product, or nothing.
 
     Raises UnsupportedKey for attention without a feed-forward part, which llama.cpp drops.
     """
@@ -24,7 +24,7 @@ def layer(g: Graph, il: int) -> None:
     if il not in g.hp.recurrent:
         add(g, self_attention(g, il, norm(g, g.x, w.attn_norm)))
     else:
-        w.attn_output.leave_bias()  # llama.cpp adds it only where there is attention
+        w.attn_output.leave_bias()  # llama.cpp adds it only in layers with attention
         if w.attn_output:
             product = replace(w.attn_output, added=None)
             add(g, linear(g, norm(g, g.x, w.attn_norm), product))

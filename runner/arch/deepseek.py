@@ -1,4 +1,4 @@
-"""DeepSeek (V1) mixture of experts: dense first layers, shared experts beside the chosen ones."""
+"""DeepSeek (V1) mixture of experts: dense first layers, shared experts beside routed ones."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR, its text: dense first layers, shared experts beside the chosen ones."""
+"""DeepSeek-OCR's text model: dense first layers, shared experts beside routed ones."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tamis.model.hparams import HParams, UnsupportedKey
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Positions are neither stretched nor of another base: llama.cpp has no others."""
+    """Derived hyperparameters: positions are unscaled, with the default base, as in llama.cpp."""
     if hp.rope_scaling.kind != "none":
         raise UnsupportedKey("rope.scaling.type", "is not supported: positions are not stretched")
     if hp.rope_base != 10000.0:

@@ -18,7 +18,10 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _facts(hp: HParams) -> dict[str, Any]:
-    """GLM-4.7-Flash has another score than the first files, which do not say theirs."""
+    """The facts of a file.
+
+    GLM-4.7-Flash routes by another score than the first files, which name none.
+    """
     is_glm = hp.n_layer in (47, 48) and hp.n_vocab == 154880
     return {"score_experts": "sigmoid" if is_glm else "softmax"}
 

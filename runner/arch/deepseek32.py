@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2: as deepseek2; an indexer chooses what each token attends to."""
+"""DeepSeek-V3.2: like deepseek2; an indexer selects the tokens that each token attends to."""
 
 from dataclasses import replace
 

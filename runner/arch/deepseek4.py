@@ -19,7 +19,7 @@ from tamis.model.hparams import HParams, UnsupportedKey
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; g.x is what its parts read, and after the last one what the head reads."""
+    """Record layer il; g.x is the input of its parts, and after the last layer that of the head."""
     w, top = g.weights(il), g.model.weights.top
     if il == 0:
         begin_streams(g)
@@ -36,15 +36,16 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The KV cache has a head for positions and one for entries, which all heads of queries share.
+    """Derived hyperparameters: the KV cache's heads are one for positions and one for entries.
 
-    Rows end with an indexer's key. Layers without entries have plain rotary frequencies.
+    All query heads share both. Rows end with an indexer's key. Layers without entries have plain
+    rotary frequencies.
     """
     c, scaling = hp.compressed, hp.rope_scaling
     for ratio in c.ratios:
         if ratio not in (0, OVERLAPPING, 128):
             raise UnsupportedKey("attention.compress_ratios", f"has {ratio}, expected 0, 4 or 128")
-    # What YaRN multiplies cosines by is divided out.
+    # YaRN's factor of the cosines is divided out.
     stretch = 1.0 + 0.1 * log(scaling.factor) if scaling.kind == "yarn" else 1.0
     return {
         "attention_scale": c.width**-0.5,

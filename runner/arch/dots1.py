@@ -1,4 +1,4 @@
-"""dots.llm1: dense first layers, shared experts, a bias that chooses experts."""
+"""dots.llm1: dense first layers, shared experts, a bias in the selection of experts."""
 
 from tamis.model.arch import Arch
 

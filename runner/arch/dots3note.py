@@ -1,4 +1,4 @@
-"""dots3-note: latent attention by an indexer's choice, or in a window; each head has a gate."""
+"""dots3-note: latent attention, selected by an indexer or in a window; a gate per head."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward

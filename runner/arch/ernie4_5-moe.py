@@ -1,4 +1,4 @@
-"""ERNIE 4.5 mixture of experts: dense first layers, shared experts, a bias that chooses experts."""
+"""ERNIE 4.5 mixture of experts: dense first layers, shared experts, a bias in their selection."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,18 @@ from tamis.model.keys import ArchKeys, key
 
 @dataclass(frozen=True, slots=True)
 class StepKeys(ArchKeys):
-    """Which layers may have experts: layer i where this divides i + 1; 0: all."""
+    """The interval of layers with experts: layer i may have them if it divides i + 1.
+
+    0: all may.
+    """
 
     moe_every: int = key("interleave_moe_layer_step", 0, MAX_LAYER, 0)
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, as llama's. Raises UnsupportedKey for experts where none may be.
+    """Record layer il, like llama's.
+
+    Raises UnsupportedKey for experts in a layer that may have none.
 
     llama.cpp loads such a file, and leaves the layer without a feed-forward part.
     """

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: as llama, without a bias on the output of attention."""
+"""ERNIE 4.5: like llama, without a bias on the output of attention."""
 
 from tamis.model.arch import Arch
 

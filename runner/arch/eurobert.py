@@ -1,4 +1,4 @@
-"""EuroBERT: as llama, tokens see each other."""
+"""EuroBERT: like llama, with attention in both directions."""
 
 from tamis.model.arch import Arch
 

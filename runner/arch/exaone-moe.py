@@ -1,4 +1,4 @@
-"""EXAONE mixture of experts: rotary positions in layers with a window only, a shared expert."""
+"""EXAONE mixture of experts: rotary positions in sliding-window layers only, a shared expert."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""EXAONE 3: as llama, rotary pairs half a head apart."""
+"""EXAONE 3: like llama, with rotary pairs half a head apart."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""EXAONE 4: what parts add is normed; the 32B model has windows, and no positions without one."""
+"""EXAONE 4: norms after the parts; the 32B model has windows, and no positions without one."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The model of 64 layers has a sliding window, others are full whatever the file says."""
+    """Derived hyperparameters: only the model of 64 layers has a window, despite others' keys."""
     return {"sliding_window": (hp.sliding_window or 4096) if hp.n_layer == 64 else 0}
 
 

@@ -12,7 +12,7 @@ def layer(g: Graph, il: int) -> None:
     w = g.weights(il)
     h = norm(g, g.x, w.attn_norm)
     attended = self_attention(g, il, h)
-    mixed = mamba2(g, il, h)  # of the rows before attention is added to them
+    mixed = mamba2(g, il, h)  # the input is the rows before attention's output is added
     add(g, attended)
     add(g, mixed)
     add(g, feed_forward(g, il, norm(g, g.x, w.ffn_norm)))

@@ -1,4 +1,4 @@
-"""Falcon: parallel parts; where the file has a second norm, attention reads that one."""
+"""Falcon: parallel parts; if the file has a second norm, it is that of attention."""
 
 from collections.abc import Mapping
 

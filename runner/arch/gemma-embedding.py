@@ -1,4 +1,4 @@
-"""EmbeddingGemma: Gemma 3 whose tokens see each other, windows around them."""
+"""EmbeddingGemma: Gemma 3 with attention in both directions, and windows centred on each token."""
 
 from tamis.model.arch import Arch
 

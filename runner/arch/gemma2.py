@@ -1,4 +1,4 @@
-"""Gemma 2: capped scores and logits, norms around each part, a window in every second layer."""
+"""Gemma 2: soft-capped scores and logits, norms around each part, alternating windows."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Queries of the 27B model, which has 46 layers, are scaled by the width that a head has."""
+    """Derived hyperparameters: the 27B model (46 layers) scales queries by n_embd / n_head."""
     scale = (hp.n_embd // hp.n_head) ** -0.5 if hp.n_layer == 46 else 0.0
     return {
         "attention_scale": scale,

@@ -7,7 +7,10 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The 27B model (62 layers) scales queries by n_embd / n_head, others by head_dim, ** -0.5."""
+    """Derived hyperparameters: the scale of queries is n ** -0.5.
+
+    n is n_embd / n_head in the 27B model (62 layers), head_dim in others.
+    """
     return {"attention_scale": (hp.n_embd // hp.n_head) ** -0.5} if hp.n_layer == 62 else {}
 
 

@@ -22,14 +22,15 @@ from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor, Tensors
 
-N_STREAM = 4  # AltUp's; a layer computes the first, and the others follow it
+N_STREAM = 4  # AltUp's streams; a layer computes the first, and predicts the others
 N_RANK = 64  # of LAuReL
 N_SPARSE = 10  # layers with sparse gates
-DEVIATIONS = 1.6448533535003662  # a gate is kept above mean + this: 5 % of a normal distribution
+# a gate above mean + this many standard deviations is kept: 5 % of a normal distribution
+DEVIATIONS = 1.6448533535003662
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, from the streams to the streams; the last one leaves their mean in g.x."""
+    """Record layer il, from streams to streams; the last layer leaves their mean in g.x."""
     w, n = g.weights(il), g.hp.n_embd
     if il == 0:
         layer_embeddings(g, g.x)
@@ -59,14 +60,14 @@ def _stream(streams: np.ndarray, i: int) -> Part:
 
 
 def _add_each(g: Graph, streams: np.ndarray, weights: Part, x: np.ndarray) -> None:
-    """Record streams += x f32 [n_tok, n_embd], times a weight of each stream."""
+    """Record streams += x f32 [n_tok, n_embd], times one weight for each stream."""
     n = g.hp.n_embd
     terms = gated(g, "altup_terms", weights, "none", Part(x, 0, n, N_STREAM, 0))
     mapped(g, terms, streams, add=True)
 
 
 def _begin(g: Graph) -> None:
-    """Record the first streams: the embeddings, and products of them, as long as they are."""
+    """Record the first streams: the embeddings, and products of them, scaled to the same length."""
     n, streams = g.hp.n_embd, _streams(g, "altup")
     copied(g, whole(g.x), _stream(streams, 0))
     (others,) = linears(g, g.x, g.model.weights.top.altup_proj)
@@ -77,7 +78,7 @@ def _begin(g: Graph) -> None:
 
 
 def _end(g: Graph, streams: np.ndarray) -> None:
-    """Record g.x: the mean of the first stream, and of products of the others, as long as it is."""
+    """Record g.x: the mean of the first stream and the others' products, scaled to its length."""
     n, both = g.hp.n_embd, g.model.weights.top.altup_unembd_proj
     copied(g, _stream(streams, 0), whole(g.x))
     length = _length(g, g.x)
@@ -91,7 +92,7 @@ def _end(g: Graph, streams: np.ndarray) -> None:
 
 
 def _predict(g: Graph, w: Tensors) -> np.ndarray:
-    """Each stream, and a mixture of all of them by coefficients of the first."""
+    """Record the predicted streams: each plus a mixture of all, with coefficients of the first."""
     streams, found = _streams(g, "altup"), _streams(g, "altup_predicted")
     first = gated(g, "altup_scaled", _stream(streams, 0), "none")
     coefs = _coefficients(g, w, first, w.altup_predict_coef)
@@ -103,7 +104,10 @@ def _predict(g: Graph, w: Tensors) -> np.ndarray:
 
 
 def _correct(g: Graph, w: Tensors, predicted: np.ndarray) -> np.ndarray:
-    """What was predicted, and for each stream some of what g.x has more than the first."""
+    """Record the corrected streams.
+
+    Each predicted stream gets its share of what g.x adds to the first one.
+    """
     streams = _streams(g, "altup")
     coefs = _coefficients(g, w, g.x, w.altup_correct_coef)
     more = gated(g, "altup_scaled", _stream(predicted, 0), "none")
@@ -120,10 +124,10 @@ def _streams(g: Graph, name: str) -> np.ndarray:
 
 
 def _coefficients(g: Graph, w: Tensors, x: np.ndarray, matrix: Tensor) -> np.ndarray:
-    """The product of the matrix and what a router says of x; f32 [n_tok, n_out]."""
+    """Record the product of the matrix and the router's output for x; f32 [n_tok, n_out]."""
     (routed,) = linears(g, norm(g, x, w.altup_router_norm), w.altup_router)
     mapped(g, routed, routed, "tanh", inner=1 / g.hp.n_embd)
-    columns = np.ascontiguousarray(matrix.vector().T)  # products are of longer rows than these
+    columns = np.ascontiguousarray(matrix.vector().T)  # product kernels need longer rows than these
     n = columns.size
     each = g.ws.rows("altup_columns", N_STREAM, n // N_STREAM)
     copied(g, Part(columns.reshape(-1), 0, n), Part(each, 0, n))
@@ -133,7 +137,7 @@ def _coefficients(g: Graph, w: Tensors, x: np.ndarray, matrix: Tensor) -> np.nda
 
 
 def _mlp(g: Graph, il: int, h: Source) -> Product:
-    """The gated feed-forward part; in the first layers of few gates."""
+    """Record the gated feed-forward part; the gates of the first N_SPARSE layers are sparse."""
     w = g.weights(il)
     gate, up = linears(g, h, w.ffn_gate, w.ffn_up)
     if il < N_SPARSE:
@@ -142,7 +146,7 @@ def _mlp(g: Graph, il: int, h: Source) -> Product:
 
 
 def _drop_low(g: Graph, x: np.ndarray) -> None:
-    """Record x = relu(x - (mean + DEVIATIONS * the standard deviation)) of each row, in place."""
+    """Record x = relu(x - (mean + DEVIATIONS * standard deviation)) for each row, in place."""
     n = x.shape[1]
     bias = np.full(n, -DEVIATIONS * math.sqrt(n / (n - 1)), np.float32)
     unit = g.ws.rows("gate_normed", n)
@@ -155,14 +159,14 @@ def _drop_low(g: Graph, x: np.ndarray) -> None:
 
 
 def _length(g: Graph, x: np.ndarray) -> Part:
-    """The Euclidean length of each row, f32 [n_tok, 1]: its product with the row of length 1."""
+    """Record the Euclidean length of each row, f32 [n_tok, 1], which a row is divided by."""
     unit = gated(g, "altup_unit", whole(x), "none")
     l2_normed(g, whole(unit))
     return whole(_dot(g, x, unit))
 
 
 def _dot(g: Graph, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The product of each row of x and y, f32 [n_tok, 1]."""
+    """Record the dot product of each row of x and y, f32 [n_tok, 1]."""
     n = x.shape[1]
     terms = gated(g, f"dot.{n}", whole(x), "none", whole(y))
     (found,) = linears(g, terms, _ones(n))
@@ -171,7 +175,7 @@ def _dot(g: Graph, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @cache
 def _ones(n: int) -> Tensor:
-    """A matrix of one row, which sums."""
+    """A matrix of one row of ones, whose product is a sum."""
     return Tensor("dot", QTensor(np.ones(n, np.float32).view(np.uint8), "F32", 1, n))
 
 
@@ -197,7 +201,8 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "attention_scale": 1.0,
         "logit_softcap": 30.0,
         "n_embd_layer": hp.n_embd_layer or 256,
-        "n_layer_kv": min(20, hp.n_layer),  # as llama.cpp, whatever the file says is shared
+        # as in llama.cpp, whatever number of shared layers the file names
+        "n_layer_kv": min(20, hp.n_layer),
     }
 
 

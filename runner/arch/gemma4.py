@@ -1,4 +1,4 @@
-"""Gemma 4: wider heads in full layers, keys that layers share, embeddings of each layer."""
+"""Gemma 4: wider heads in full layers, KV caches shared by layers, embeddings of each layer."""
 
 import math
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def layer(g: Graph, il: int) -> None:
 
 
 def attended(g: Graph, il: int, h: Source) -> Product:
-    """Attention of the rows h, as it is projected.
+    """Record attention of the rows h; returns its output projection.
 
-    Values are normed, and are the keys before their norm where the file has no others. In layers
-    that read another's, biases have no effect.
+    Values are normed; without a matrix for values they are the keys before their norm. In layers
+    that read another layer's KV cache, biases have no effect.
     """
     w, own = g.weights(il), g.hp.of(il)
     if g.model.kv_layer(il) != il:
@@ -56,7 +56,7 @@ def attended(g: Graph, il: int, h: Source) -> Product:
 
 
 def _experts(g: Graph, il: int) -> Source:
-    """The chosen experts, beside the dense part; they are chosen by another norm of the rows."""
+    """Record the routed experts beside the dense part; the router has a norm of its own."""
     w, n = g.weights(il), g.hp.n_embd
     scale = w["ffn_gate_inp.scale"].vector() / math.sqrt(n)
     rows = record_norm(g, Source(g.x, "norm", scale, g.hp.rms_eps), g.ws.rows("routed", n))

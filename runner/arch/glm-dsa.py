@@ -1,10 +1,10 @@
-"""GLM-5: as deepseek2; an indexer, in some layers only, chooses what each token attends to."""
+"""GLM-5: like deepseek2; an indexer, in some layers only, selects the tokens to attend to."""
 
 from dataclasses import replace
 
 from tamis.arch.deepseek2 import ARCH as DEEPSEEK2
 
-# What the file says of layers with an indexer is said by its tensors too.
+# The file's keys for layers with an indexer repeat what its tensors show.
 ARCH = replace(
     DEEPSEEK2,
     index_neox=False,

@@ -1,4 +1,4 @@
-"""GLM-4: norms before and after each part, gate and up in one matrix."""
+"""GLM-4: norms before and after each part; gate and up are one matrix."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: dense first layers, shared experts, a bias that chooses experts."""
+"""GLM-4.5 to 4.7: dense first layers, shared experts, a bias in the selection of experts."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention

@@ -1,4 +1,4 @@
-"""GLM-5-Next: residual streams, Kimi Delta Attention, latent attention by an index of blocks."""
+"""GLM-5-Next: residual streams, Kimi Delta Attention, latent attention with an index of blocks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +18,11 @@ from tamis.graph.streams import (
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 
-LENGTH_EPS = 1e-6  # of the lengths of Kimi Delta Attention's queries and keys
+LENGTH_EPS = 1e-6  # epsilon of the lengths of Kimi Delta Attention's queries and keys
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; g.x is what its parts read, and after the last one what the head reads."""
+    """Record layer il; g.x is the input of its parts, and after the last layer that of the head."""
     w = g.weights(il)
     if il == 0:
         begin_streams(g)

@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, a window in every second layer, biases and clamped gates of experts."""
+"""gpt-oss: attention sinks, alternating windows, experts with biases and clamped gates."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention

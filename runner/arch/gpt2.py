@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms by mean and variance, biases everywhere, a plain GELU."""
+"""GPT-2: learned positions, LayerNorm, biases everywhere, a plain GELU."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX, Pythia: biases everywhere; parts are parallel where the file says so."""
+"""GPT-NeoX, Pythia: biases everywhere; the parts are parallel if the file says so."""
 
 from tamis.graph.layer import parallel
 from tamis.model.arch import Arch

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense: as llama, embeddings, scores, residuals and logits have scales."""
+"""Granite 3 and 4, dense: like llama, with scales of embeddings, scores, residuals and logits."""
 
 from tamis.model.arch import Arch
 

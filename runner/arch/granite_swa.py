@@ -1,4 +1,4 @@
-"""Granite with windows: as granite, attention sinks, a window where the file says so."""
+"""Granite with windows: like granite, with attention sinks, and a window if the file has one."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Granite 4 hybrid: Mamba-2, attention in some layers, dense parts or experts; granite's scales."""
+"""Granite 4 hybrid: Mamba-2 or attention, dense parts or experts; granite's scales."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Granite mixture of experts: as granite, rotary positions in any case."""
+"""Granite mixture of experts: like granite, but always with rotary positions."""
 
 from dataclasses import replace
 

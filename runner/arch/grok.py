@@ -1,4 +1,4 @@
-"""Grok: capped scores, a dense part beside the experts, norms around each part."""
+"""Grok: soft-capped scores, a dense part beside the experts, norms around each part."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """What the first files leave out."""
+    """Derived hyperparameters: defaults of keys that the first files lack."""
     return {
         "attention_scale": hp.attention_scale or 0.08838834764831845,
         "attention_softcap": hp.attention_softcap or 30.0,

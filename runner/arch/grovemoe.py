@@ -1,4 +1,4 @@
-"""GroveMoE: as qwen3moe; groups of experts have one more each, which reads what the others gave."""
+"""GroveMoE: like qwen3moe; each group of experts has a further one, which reads their output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from tamis.model.weights import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroveKeys(ArchKeys):
-    """The experts of groups: each serves the chosen experts of one group."""
+    """The additional experts: each belongs to a group of experts."""
 
     n_ff: int = key("expert_chunk_feed_forward_length", 0, 1 << 22, 0)  # 0: head_dim
-    n_each: int = key("experts_per_group", 0, MAX_EXPERT, 0)  # experts of a group
-    scale: float = key("expert_group_scale", 0, UNLIMITED, 0)  # of what they add
+    n_each: int = key("experts_per_group", 0, MAX_EXPERT, 0)  # the number of experts of a group
+    # the factor of the additional experts' output
+    scale: float = key("expert_group_scale", 0, UNLIMITED, 0)
 
 
 def layer(g: Graph, il: int) -> None:
@@ -48,7 +49,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _groups(g: Graph, logits: np.ndarray, chosen: Chosen) -> Chosen:
-    """Those of the chosen experts, one may be there twice; weights are times the groups' scale."""
+    """The additional experts of the chosen ones (possibly repeated), and their scaled weights."""
     n_chosen, keys = chosen.ids.shape[1], g.hp.keys(GroveKeys)
     n_used = min(n_chosen, g.hp.n_expert // keys.n_each)
     groups = Chosen(

@@ -1,4 +1,7 @@
-"""HRM-Text: two stacks of layers in turn, the low one several times; each pass has its own keys."""
+"""HRM-Text: two alternating stacks of layers, the low one run repeatedly.
+
+Each pass has its own KV.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,20 +18,20 @@ from tamis.model.keys import ArchKeys, key
 
 @dataclass(frozen=True, slots=True)
 class StackKeys(ArchKeys):
-    """Passes through two stacks of layers: the low one's n_low times, then the high one's."""
+    """The passes through two stacks: the low one's n_low times, then the high one's."""
 
     n_layer: int = key("hrm.layers_per_stack", 1, MAX_LAYER)
     n_high: int = key("hrm.h_cycles", 1, MAX_LAYER)
-    n_low: int = key("hrm.l_cycles", 1, MAX_LAYER)  # of each high cycle
+    n_low: int = key("hrm.l_cycles", 1, MAX_LAYER)  # passes of the low stack in each high cycle
 
     @property
     def n_pass(self) -> int:
-        """Passes through a stack, of all cycles together."""
+        """The number of passes through a stack, over all cycles."""
         return self.n_high * (self.n_low + 1)
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il of all passes: a stack reads both states, and gives one of them anew."""
+    """Record layer il of all passes: a stack reads both states and replaces one of them."""
     stacks = g.hp.keys(StackKeys)
     turn, at = divmod(il, stacks.n_layer)
     low, high = g.ws.rows("low", g.hp.n_embd), g.ws.rows("high", g.hp.n_embd)
@@ -41,7 +44,7 @@ def layer(g: Graph, il: int) -> None:
         mapped(g, high, g.x, add=True)
     add(g, gated_self_attention(g, il, norm(g, g.x, w.attn_norm), "sigmoid"))
     add(g, mlp(g, norm(g, g.x, w.ffn_norm), w))
-    # What the last stack gives is normed by the output's norm.
+    # The output norm applies to the last stack's result.
     if at == stacks.n_layer - 1 and turn < stacks.n_pass - 1:
         state = high if _is_high(g.hp, turn) else low
         record_norm(g, norm(g, g.x, w.attn_norm), state)
@@ -53,7 +56,7 @@ def _is_high(hp: HParams, turn: int) -> bool:
 
 
 def _block(hp: HParams, il: int) -> int:
-    """The file has the low stack's layers, then the high one's."""
+    """The file's block of layer il: the low stack's layers come first, then the high one's."""
     n_layer = hp.keys(StackKeys).n_layer
     turn, at = divmod(il, n_layer)
     return at + n_layer * _is_high(hp, turn)
@@ -64,7 +67,10 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Raises UnsupportedKey where the file has not as many layers as all passes have together."""
+    """Derived hyperparameters.
+
+    Raises UnsupportedKey if the file's layers are not as many as all passes have together.
+    """
     keys = hp.keys(StackKeys)
     if hp.n_layer != keys.n_layer * keys.n_pass:
         what = f"is {hp.n_layer}, expected {keys.n_layer} * {keys.n_high} * ({keys.n_low} + 1)"

@@ -1,4 +1,4 @@
-"""Hunyuan, dense: as llama; heads of q and k are normed after they are rotated."""
+"""Hunyuan, dense: like llama; heads of q and k are normed after rotation."""
 
 from tamis.model.arch import Arch
 

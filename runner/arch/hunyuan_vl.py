@@ -1,4 +1,4 @@
-"""Hunyuan-VL, its text: as hunyuan-dense, rotary positions of time, height and width are one."""
+"""Hunyuan-VL's text model: like hunyuan-dense; positions of time, height and width are equal."""
 
 from tamis.model.arch import Arch
 

@@ -1,8 +1,8 @@
-"""Hunyuan V3: dense first layers, a shared expert, a bias that chooses experts."""
+"""Hunyuan V3: dense first layers, a shared expert, a bias in the selection of experts."""
 
 from tamis.model.arch import Arch
 
-# Where a layer has experts, a dense part that the file has too is not read.
+# In a layer with experts, a dense part of the file is not read.
 ARCH = Arch(
     neox=True,
     shares_expert=True,

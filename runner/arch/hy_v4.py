@@ -1,4 +1,4 @@
-"""Hunyuan 4: residual streams, gated latent attention by an indexer's choice or to all, experts."""
+"""Hunyuan 4: residual streams, gated latent attention, with an indexer in some layers, experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from tamis.model.hparams import HParams
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; g.x is what its parts read, and after the last one what the head reads."""
+    """Record layer il; g.x is the input of its parts, and after the last layer that of the head."""
     w, top = g.weights(il), g.model.weights.top
     if il == 0:
         begin_streams(g)

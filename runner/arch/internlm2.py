@@ -1,4 +1,4 @@
-"""InternLM 2: as llama."""
+"""InternLM 2: like llama."""
 
 from tamis.model.arch import Arch
 

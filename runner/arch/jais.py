@@ -1,4 +1,4 @@
-"""Jais: scores fall with distance (ALiBi), norms by mean and variance, biases everywhere."""
+"""Jais: ALiBi instead of rotary positions, LayerNorm, biases everywhere."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Jais 2: norms by mean and variance, biases everywhere, a squared ReLU."""
+"""Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
 
 from tamis.model.arch import Arch
 

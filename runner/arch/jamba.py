@@ -1,4 +1,4 @@
-"""Jamba: Mamba with norms, attention without positions in some layers, dense parts or experts."""
+"""Jamba: Mamba with norms, or attention without positions; dense parts or experts."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention

@@ -1,4 +1,4 @@
-"""Jina Embeddings 2: BERT whose scores fall with distance (ALiBi), with gates."""
+"""Jina Embeddings 2: BERT with ALiBi instead of learned positions, and with gates."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ from tamis.model.hparams import HParams
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; with a second norm, what it reads is added again before that."""
+    """Record layer il; if there is a second norm, its input is added again to what it reads."""
     w = g.weights(il)
-    # Biases of norms that the file has not have no effect.
+    # Biases of norms that the file lacks have no effect.
     for each in (w.attn_q_norm, w.attn_k_norm, w.attn_norm_2):
         if not each:
             each.leave_bias()

@@ -1,4 +1,4 @@
-"""Kimi K3: as kimi-linear; layers read a mix of earlier residuals, experts read a latent."""
+"""Kimi K3: like kimi-linear; layers read a mix of earlier residuals, experts read a latent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,24 +22,28 @@ from tamis.model.weights import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KimiKeys(ArchKeys):
-    """Residuals that are kept, the latent that experts read, and the limits of their gates."""
+    """The kept residuals, the latent of the experts, and the limits of their gates."""
 
-    n_res_block: int = key("attn_res.block_size", 0, MAX_LAYER, 0)  # layers; 0: none is kept
+    # layers between kept residuals; 0: none is kept
+    n_res_block: int = key("attn_res.block_size", 0, MAX_LAYER, 0)
     n_expert_latent: int = key("expert_latent_length", 0, MAX_EMBD, 0)  # 0: n_embd
     limit: float = key("activation.situ_beta", 1e-6, 1e6)  # of gates
-    limit_up: float = key("activation.situ_linear_beta", -1e6, 1e6)  # of ups; 0 and less: none
+    # limit of the up projection; 0 or less: none
+    limit_up: float = key("activation.situ_linear_beta", -1e6, 1e6)
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; g.x is what is mixed for its parts, and after the last one for the head.
+    """Record layer il.
 
-    The residuals are rows of one buffer: those that were kept, then the one that parts add to.
+    G.x is the mix that its parts read, and after the last layer that of the head.
+
+    The residuals are rows of one buffer: the kept ones, then the one that parts add to.
     """
     w, top, size = g.weights(il), g.model.weights.top, g.hp.keys(KimiKeys).n_res_block
     if not size:
         _plain_layer(g, il)
         return
-    n_kept = -(-il // size)  # before this layer, which keeps one more where it begins a block
+    n_kept = -(-il // size)  # kept before this layer, which keeps one more if it begins a block
     if il == 0:
         _set(g, 0, g.x)
     else:
@@ -68,7 +72,7 @@ def _attention(g: Graph, il: int, h: Source) -> Product:
 
 
 def _residuals(g: Graph) -> np.ndarray:
-    """f32 [n_tok, n, n_embd]."""
+    """The buffer of the residuals, f32 [n_tok, n, n_embd]."""
     size = g.hp.keys(KimiKeys).n_res_block
     return g.ws.rows("residuals", -(-g.hp.n_layer // size) + 1, g.hp.n_embd)
 
@@ -79,7 +83,7 @@ def _set(g: Graph, row: int, x: np.ndarray) -> None:
 
 
 def _add(g: Graph, row: int, branch: Branch, *, begins: bool) -> None:
-    """Record that a row is what a layer's part gives, or that this is added to it."""
+    """Record that a branch is added to a row, or replaces it where the row begins."""
     found, n = written(g, branch), g.hp.n_embd
     if not begins:
         before = gated(g, "residual", Part(_residuals(g), n * row, n), "none")
@@ -88,7 +92,7 @@ def _add(g: Graph, row: int, branch: Branch, *, begins: bool) -> None:
 
 
 def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
-    """Dense, or the chosen experts of a latent of the rows, and the one that all rows read."""
+    """Record a dense part, or the routed experts of a latent of the rows plus the shared expert."""
     w, n = g.weights(il), g.hp.n_embd
     wide = g.hp.keys(KimiKeys).n_expert_latent or n
     if not w.ffn_gate_inp:
@@ -116,7 +120,7 @@ def _feed_forward(g: Graph, il: int, h: Source) -> Branch:
 
 
 def _situ(g: Graph, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The gate, b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
+    """Record b tanh(gate / b) * sigmoid(gate) * c tanh(up / c), in place of up."""
     limit, limit_up = g.hp.keys(KimiKeys).limit, g.hp.keys(KimiKeys).limit_up
     soft = mapped(g, gate, g.ws.rows("situ", gate[0].size), "tanh", inner=1 / limit, outer=limit)
     act = gated(g, "situ", whole(gate), "sigmoid", whole(soft)).reshape(up.shape)
@@ -150,7 +154,7 @@ ARCH = Arch(
     nope_every=1,
     layer=layer,
     tensors=_tensors,
-    unread=(*UNREAD, "attn_res_score.weight"),  # the first layer has nothing to mix
+    unread=(*UNREAD, "attn_res_score.weight"),  # the first layer has no earlier residuals to mix
     derived=_derived,
     one_device=True,
     declares=KimiKeys,

@@ -1,4 +1,4 @@
-"""Kimi Linear: Kimi Delta Attention, latent attention without positions in some layers, experts."""
+"""Kimi Linear: Kimi Delta Attention, or latent attention without positions; experts."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward

@@ -1,4 +1,4 @@
-"""Laguna: attention with an output gate a head, layers with a window, a shared expert."""
+"""Laguna: an output gate for each head, sliding-window layers, a shared expert."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, gated_self_attention

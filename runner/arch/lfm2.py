@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and attention in some layers."""
+"""LFM2: gated short convolutions, with attention in some layers."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def gated_conv(g: Graph, il: int, h: Source) -> Product:
-    """C * conv(B * x), where B, C and x are one product of the rows h."""
+    """Record C * conv(B * x), where B, C and x are parts of one product of the rows h."""
     w, n = g.weights(il), g.hp.n_embd
     (bcx,) = linears(g, h, w["shortconv.in_proj"])
     product = gated(g, "bx", Part(bcx, 0, n), "none", Part(bcx, 2 * n, n))
@@ -37,5 +37,5 @@ def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-# Where the file names a sliding window, it is that of all attention layers.
+# A sliding window in the file holds for all attention layers.
 ARCH = Arch(neox=True, layer=layer, tensors=tensors, full_attention_every=1 << 20)

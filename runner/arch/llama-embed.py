@@ -1,4 +1,4 @@
-"""Llama-Embed-Nemotron: llama whose tokens see each other."""
+"""Llama-Embed-Nemotron: llama with attention in both directions."""
 
 from tamis.model.arch import Arch
 

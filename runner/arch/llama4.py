@@ -1,4 +1,4 @@
-"""Llama 4: experts of weighed rows and a shared one; some layers have no positions."""
+"""Llama 4: routed experts of weighted rows and a shared one; some layers have no positions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor
 
-CHUNK = 8192  # tokens that layers with positions attend within, and that a temperature holds for
+CHUNK = 8192  # tokens of an attention chunk, and of one step of the temperature of queries
 
 
 def layer(g: Graph, il: int) -> None:
@@ -31,7 +31,10 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _attention(g: Graph, il: int, h: Source) -> Product:
-    """Heads are rotated, then normed; where they have no positions, queries have a temperature."""
+    """Record attention: heads are rotated, then normed.
+
+    Without positions queries get a temperature.
+    """
     w, hp = g.weights(il), g.hp
     q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
     is_nope = g.model.is_nope(il)
@@ -47,7 +50,7 @@ def _ones(n: int) -> Tensor:
 
 
 def _experts(g: Graph, il: int, h: Source) -> Branch:
-    """The chosen experts read rows that are multiplied by their weights, and are summed."""
+    """Record the routed experts: their rows are multiplied by the weights, their outputs summed."""
     w, n = g.weights(il), g.hp.n_embd
     x = record_norm(g, h, g.ws.rows("ffn_norm", n))
     (logits,) = linears(g, x, w.ffn_gate_inp)
@@ -64,7 +67,7 @@ def _experts(g: Graph, il: int, h: Source) -> Branch:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Chunks are not attended within one by one: sessions hold one of them at most."""
+    """Derived hyperparameters: sessions hold one attention chunk at most, so masks need none."""
     return {
         "sliding_window": CHUNK,
         "rope_base_swa": hp.rope_base_swa or hp.rope_base,
@@ -84,7 +87,9 @@ ARCH = Arch(
     window_scaled=True,
     full_attention_every=4,
     keys=("rope.freq_base_swa", "attention.sliding_window_pattern"),
-    refused=("expert_group_count",),  # groups by logits, not by what experts weigh
-    nonzero=("attention.sliding_window",),  # there llama.cpp stops: its last layer has no scale
+    # llama.cpp selects groups by logits, not by the experts' weights
+    refused=("expert_group_count",),
+    # with 0 llama.cpp stops: its last layer would have no scale
+    nonzero=("attention.sliding_window",),
     derived=_derived,
 )

@@ -1,4 +1,4 @@
-"""A model from its file: the architecture found by name, all shapes checked, its graph tried."""
+"""Loads a model's file: finds the architecture, checks all shapes, and records its graph once."""
 
 import importlib
 import pkgutil
@@ -25,8 +25,9 @@ from tamis.model.model import Model, own_window
 from tamis.model.rope import rope_frequencies
 from tamis.model.weights import APART, MissingTensor, Tensors, is_after, is_one_of, load_weights
 
-ENTRY_POINTS = "tamis.architectures"  # of other packages: a GGUF name, and the Arch of it
-LANES = 16  # the widest vector of any CPU level: heads of a KV cache are multiples
+# the entry-point group of other packages: a GGUF name, and its Arch
+ENTRY_POINTS = "tamis.architectures"
+LANES = 16  # the widest vector of any CPU level: head widths of a KV cache are multiples of it
 
 
 class ArchError(ValueError):
@@ -34,7 +35,7 @@ class ArchError(ValueError):
 
 
 def known() -> dict[str, Callable[[], Arch]]:
-    """What loads each architecture, by GGUF name: a file's here, or what a package brings."""
+    """Loaders of architectures by GGUF name: those here, and those of other packages."""
     from importlib.metadata import entry_points
 
     others = entry_points(group=ENTRY_POINTS)
@@ -54,7 +55,7 @@ def arch_of(name: str) -> Arch:
     """The record of a GGUF architecture name. Raises ArchError."""
     found = _own()
     if name not in found:
-        found = known()  # slower: the entry points of all packages
+        found = known()  # slower: reads the entry points of all packages
     if name not in found:
         listed = ", ".join(sorted(found))
         raise ArchError(f"architecture {name!r} is not supported; supported: {listed}")
@@ -64,7 +65,7 @@ def arch_of(name: str) -> Arch:
 def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
     """Read and check everything but the vocabulary. Raises GGUFError or ArchError.
 
-    scaling: of positions, instead of the file's; its n_ctx_orig 0 stands for the training context.
+    scaling: of positions, replaces the file's; its n_ctx_orig 0 stands for the training context.
     """
     arch = arch_of(file.get("general.architecture", str))
     keys = {*arch.keys, *[LAYER_NORM_EPS] * (arch.norm == "layer"), *[CTX_ORIG] * arch.long_factors}
@@ -99,7 +100,7 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
         ropes = [ropes[0]._replace(n_ctx=hp.n_ctx_orig, beyond=long)]
     differs = hp.n_rot_swa not in (0, hp.n_rot)
     if base := hp.rope_base_swa or arch.rope_base_window or differs * hp.rope_base:
-        rotary = hp.rope_scaling  # what YaRN makes of cosines is of scaled layers only
+        rotary = hp.rope_scaling  # YaRN's factor of the cosines applies to scaled layers only
         unscaled = RopeScaling(attn_factor=1.0 if rotary.kind == "yarn" else rotary.attn_factor)
         scaling = hp.rope_scaling if arch.window_scaled else unscaled
         own = factors[0] if arch.chunked else None
@@ -108,7 +109,8 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
 
     heads = load_heads(file, hp.n_embd, is_encoder=is_encoder)
     model = Model(hp, arch, weights, tuple(ropes), heads)
-    from tamis.graph.device_graph import measure  # a file's error does not wait for the graph
+    # imported late: an error of the file is reported without loading the graph
+    from tamis.graph.device_graph import measure
 
     try:
         model = replace(model, needs=measure(model))
@@ -121,18 +123,19 @@ def load_model(file: GGUFFile, scaling: RopeScaling | None = None) -> Model:
 
 
 def _with_one_rotary_width(hp: HParams, arch: Arch) -> HParams:
-    """The same for an architecture that rotates as much of a head in every layer as in the first.
+    """The hyperparameters, with the first layer's rotary width for all layers.
 
-    So does llama.cpp where a file of such an architecture has two widths.
+    It is for architectures without a width per layer, and llama.cpp does the same for a file with
+    two widths.
     """
     n_rot = hp.n_rot_swa if own_window(hp, arch, 0) else 0
     return replace(hp, n_rot=n_rot or hp.n_rot, n_rot_swa=0)
 
 
 def _with_padded_heads(file: GGUFFile, hp: HParams) -> HParams:
-    """The same with a KV cache whose heads are wider: kernels read whole vectors of them.
+    """The hyperparameters with head widths of the KV cache padded to whole vectors.
 
-    Raises GGUFError where layers have other heads for a reason of their own.
+    Raises GGUFError if layers have heads of different widths.
     """
     own = LayerShape(hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_ff)
     layers = hp.layers or (own,) * hp.n_layer
@@ -145,7 +148,10 @@ def _with_padded_heads(file: GGUFFile, hp: HParams) -> HParams:
 
 
 def _reading_both_ways(file: GGUFFile, hp: HParams, arch: Arch) -> Arch:
-    """The same for tokens that all see each other. Raises GGUFError where that is not supported."""
+    """The architecture with attention in both directions.
+
+    Raises GGUFError if that is not supported.
+    """
     if hp.recurrent or arch.recurrent or hp.sliding_window:
         what = "is False, which is not supported with recurrent layers or a sliding window"
         raise file.error(what, key=f"{hp.arch}.attention.causal")
@@ -153,7 +159,10 @@ def _reading_both_ways(file: GGUFFile, hp: HParams, arch: Arch) -> Arch:
 
 
 def _factors(top: Tensors, hp: HParams, arch: Arch) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """What divides rotary frequencies, up to hp.n_ctx_orig tokens and beyond; None: nothing."""
+    """The divisors of rotary frequencies, up to hp.n_ctx_orig tokens and beyond.
+
+    None: there are none.
+    """
     if top.rope_freqs:
         if arch.rope_factors:
             return top.rope_freqs.vector(), None
@@ -165,9 +174,10 @@ def _factors(top: Tensors, hp: HParams, arch: Arch) -> tuple[np.ndarray | None, 
 
 
 def _check_all_read(file: GGUFFile, model: Model) -> None:
-    """Raise GGUFError where the graph leaves a tensor unread: the model would be another one.
+    """Raise GGUFError if the graph leaves a tensor unread, as results would be wrong.
 
-    Those that llama.cpp does not read either may be left, and the heads of further tokens.
+    Tensors that llama.cpp does not read either may stay unread, and so may heads for further
+    tokens.
     """
     left = file.tensors.keys() - model.weights.read - APART
     left = {name for name in left if not name.endswith(".input_scale")}  # for other arithmetic

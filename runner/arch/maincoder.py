@@ -1,4 +1,4 @@
-"""Maincoder: as llama; heads of q and k are normed after they are rotated."""
+"""Maincoder: like llama; heads of q and k are normed after rotation."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Maple: rotary positions in layers with a window only, experts with clamped gates."""
+"""Maple: rotary positions in sliding-window layers only, experts with clamped gates."""
 
 from tamis.model.arch import Arch
 

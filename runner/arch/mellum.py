@@ -1,4 +1,4 @@
-"""Mellum: a mixture of experts, windows in three of four layers, which have plain positions."""
+"""Mellum: a mixture of experts; three of four layers have a window and unscaled positions."""
 
 from tamis.model.arch import Arch
 

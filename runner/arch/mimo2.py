@@ -1,8 +1,8 @@
-"""MiMo-V2-Flash: attention sinks, layers with a window, a bias that chooses experts."""
+"""MiMo-V2-Flash: attention sinks, sliding-window layers, a bias in the selection of experts."""
 
 from tamis.model.arch import Arch
 
-# Where a layer has experts, a dense part that the file has too is not read; nor are biases.
+# In a layer with experts, a dense part of the file is not read; nor are biases.
 ARCH = Arch(
     neox=True,
     score_experts="sigmoid",

@@ -1,4 +1,4 @@
-"""MiniCPM: as llama; embeddings, residuals and logits have scales."""
+"""MiniCPM: like llama, with scales of embeddings, residuals and logits."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Scales that the file leaves out."""
+    """Derived hyperparameters: scales that the file lacks."""
     return {
         "embedding_scale": hp.embedding_scale or 12.0,
         "residual_scale": hp.residual_scale or 1.4 / math.sqrt(hp.n_layer),

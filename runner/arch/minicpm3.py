@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention; embeddings, residuals and logits have scales."""
+"""MiniCPM3: latent attention, with scales of embeddings, residuals and logits."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Scales that no key of the file has."""
+    """Derived hyperparameters: scales for which files have no key."""
     return key_scaled(hp) | {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / hp.n_layer**0.5,

@@ -1,4 +1,4 @@
-"""MiniMax-01: lightning attention, softmax attention in some layers, experts; normed residuals."""
+"""MiniMax-01: lightning attention or softmax attention, experts; residuals are normed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ FULL_ATTENTION_EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class CarryKeys(ArchKeys):
-    """What the norm is multiplied by, to which a layer's parts are added."""
+    """The factors of the normed rows to which a layer's parts are added."""
 
     scale: float = key("residual_scale", 0, UNLIMITED, 0)
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il. What its parts add to is the norm that they read, scaled."""
+    """Record layer il. A part's output is added to the scaled norm that the part has read."""
     w, n, scale = g.weights(il), g.hp.n_embd, g.hp.keys(CarryKeys).scale
     rows = record_norm(g, norm(g, g.x, w.attn_norm), g.ws.rows("attn_rows", n))
     h = Source(rows)
@@ -60,7 +60,7 @@ def _lightning(g: Graph, il: int, h: Source) -> Product:
 
 
 def _decays(n_head: int, share: float) -> np.ndarray:
-    """Of all tokens alike, f32 [1, n_head]: slopes as ALiBi has them, less in deeper layers."""
+    """The decay of each head, f32 [1, n_head]: ALiBi's slopes, smaller in deeper layers."""
     slopes = 2.0 ** (-8.0 * np.arange(1, n_head + 1) / n_head)
     return np.exp(-slopes * share).astype(np.float32)[None]
 

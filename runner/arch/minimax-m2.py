@@ -1,8 +1,8 @@
-"""MiniMax-M2: norms of all heads together, a bias that chooses experts."""
+"""MiniMax-M2: one norm across all heads, a bias in the selection of experts."""
 
 from tamis.model.arch import Arch
 
-# llama.cpp has the experts' width from feed_forward_length, whatever else the file says.
+# llama.cpp takes the experts' width from feed_forward_length, whatever other keys say.
 ARCH = Arch(
     neox=True,
     keys=("expert_gating_func",),

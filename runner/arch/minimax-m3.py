@@ -1,4 +1,4 @@
-"""MiniMax-M3: each KV head has an index head, which chooses its blocks; clamped gates, experts."""
+"""MiniMax-M3: an index head for each KV head selects its blocks; clamped gates, experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +21,11 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _attention(g: Graph, il: int, h: Source) -> Product:
-    """The index's queries and keys are normed and rotated as those of attention are.
+    """Record attention.
 
-    Its keys are one head more of the KV cache: as wide as a row of it, they are rotated with it.
+    The index's queries and keys are normed and rotated like those of attention.
+
+    Its keys are a further head of the KV cache, as wide as the others, and rotated with them.
     """
     w, n = g.weights(il), g.hp.indexer.n_key
     names = "attn_q", "attn_k", "attn_v", "indexer.q_proj", "indexer.k_proj"
@@ -49,7 +51,7 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The KV cache has a head more than layers have: its keys end with the index's."""
+    """Derived hyperparameters: the KV cache has one head more than attention, for index keys."""
     index, n_head_kv = hp.indexer, hp.n_head_kv
     if index.n_head != n_head_kv:
         what = f"is {index.n_head}, expected {n_head_kv}, as many as KV heads"

@@ -1,4 +1,4 @@
-"""Mistral 3 (Ministral): as llama; queries grow with each original context that lies before."""
+"""Mistral 3 (Ministral): like llama; queries grow with each original context before them."""
 
 from dataclasses import replace
 from math import log
@@ -9,7 +9,10 @@ from tamis.model.hparams import HParams
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """What queries grow by, and what YaRN's cosines are divided by (its mscale_all_dim)."""
+    """Derived hyperparameters: the growth of queries, and YaRN's divisor of cosines.
+
+    The latter is the file's mscale_all_dim.
+    """
     (_, heat, offset), scaling, found = hp.temperature, hp.rope_scaling, dict[str, Any]()
     if heat:
         found["temperature"] = hp.n_ctx_orig, heat, offset

@@ -1,3 +1,3 @@
-"""Mistral 4: as deepseek2."""
+"""Mistral 4: like deepseek2."""
 
 from tamis.arch.deepseek2 import ARCH as ARCH

@@ -11,7 +11,7 @@ GATES = {"silu": "silu", "swish": "silu", "swiglu": "silu", "relu": "relu", "reg
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, which adds to g.x; the first one reads the embeddings, normed already."""
+    """Record layer il, which adds to g.x; the first one reads the embeddings, which are normed."""
     w = g.weights(il)
     h = norm(g, g.x, w.attn_norm) if w.attn_norm else Source(g.x)
     add(g, self_attention(g, il, h))

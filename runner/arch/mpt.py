@@ -1,4 +1,4 @@
-"""MPT: scores fall with distance (ALiBi), or positions are learned; norms by mean and variance."""
+"""MPT: ALiBi or learned positions; LayerNorm."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from tamis.model.weights import MissingTensor
 def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
-    if not w.attn_q_norm and w.attn_k_norm:  # keys are normed where queries are
+    if not w.attn_q_norm and w.attn_k_norm:  # keys are normed only if queries are
         w.attn_k_norm.leave()
     n_kv = g.hp.of(il).n_embd_kv
     if w.attn_q_norm and len(w.attn_k_norm.vector()) != n_kv:
@@ -28,7 +28,7 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _scaled(g: Graph, il: int, h: Source) -> Product:
-    """The feed-forward part of files whose activations were scaled before they were quantized."""
+    """Record the feed-forward part of files whose activations were scaled before quantization."""
     w = g.weights(il)
     (up,) = linears(g, h, w.ffn_up)
     scales = Part(1 / w["ffn.act.scales"].vector(), 0, g.hp.n_ff)

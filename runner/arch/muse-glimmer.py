@@ -1,4 +1,4 @@
-"""Muse Glimmer: gated attention, norms around each part; positions where there is a window."""
+"""Muse Glimmer: gated attention, norms around each part; positions in sliding-window layers."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from tamis.graph.norm import add, norm, norm_of
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
 
-EPS = 1e-8  # of the norms after each part
+EPS = 1e-8  # epsilon of the norms after each part
 
 
 def layer(g: Graph, il: int) -> None:

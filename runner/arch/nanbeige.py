@@ -1,4 +1,4 @@
-"""Nanbeige: as llama."""
+"""Nanbeige: like llama."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: norms by mean and variance, a squared ReLU, partial rotary."""
+"""Nemotron 3 and 4, Minitron: LayerNorm, a squared ReLU, partial rotary positions."""
 
 from tamis.model.arch import Arch
 

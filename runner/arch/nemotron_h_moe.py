@@ -1,3 +1,3 @@
-"""Nemotron 3 mixtures of experts: as nemotron_h."""
+"""Nemotron 3 mixtures of experts: like nemotron_h."""
 
 from tamis.arch.nemotron_h import ARCH as ARCH

@@ -1,4 +1,4 @@
-"""NeoBERT: as llama, tokens see each other; the last norm has a name of its own."""
+"""NeoBERT: like llama, with attention in both directions; the last norm has its own name."""
 
 from tamis.model.arch import Arch
 

@@ -11,5 +11,5 @@ ARCH = Arch(
     activation="gelu_erf",
     normalize_experts=False,
     layer=encoder_layer,
-    derived=lambda hp: {"n_ff_expert": hp.n_ff},  # no key has it
+    derived=lambda hp: {"n_ff_expert": hp.n_ff},  # files have no key for it
 )

@@ -3,7 +3,7 @@
 from tamis.graph.encoder import encoder_layer
 from tamis.model.arch import Arch
 
-# llama.cpp loads biases of the feed-forward part and leaves them out.
+# llama.cpp loads biases of the feed-forward part, but does not add them.
 ARCH = Arch(
     neox=True,
     is_encoder=True,

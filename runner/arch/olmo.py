@@ -1,4 +1,4 @@
-"""OLMo: norms without weights, by mean and variance; Q, K and V are clamped."""
+"""OLMo: LayerNorm without weights; Q, K and V are clamped."""
 
 from tamis.model.arch import Arch
 

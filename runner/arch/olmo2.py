@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: what parts add is normed, not what they read; all heads of q and k together."""
+"""OLMo 2 and 3: norms after the parts instead of before; q and k are normed across all heads."""
 
 from tamis.graph.layer import post_normed
 from tamis.model.arch import Arch
@@ -9,5 +9,5 @@ ARCH = Arch(
     full_attention_every=4,
     rope_factors=False,
     keys=("attention.sliding_window_pattern",),
-    derived=lambda hp: {"rope_base_swa": hp.rope_base},  # unscaled, whatever base the file gives
+    derived=lambda hp: {"rope_base_swa": hp.rope_base},  # unscaled, whatever base the file has
 )

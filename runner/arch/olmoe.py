@@ -1,4 +1,4 @@
-"""OLMoE: norms of all heads of queries, and of keys, together."""
+"""OLMoE: one norm across all heads of queries, and one across those of keys."""
 
 from tamis.model.arch import Arch
 

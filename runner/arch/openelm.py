@@ -1,4 +1,4 @@
-"""OpenELM: as llama, a norm on each head of q and k; layers have more heads the later they are."""
+"""OpenELM: like llama, with a norm on each head of q and k; later layers have more heads."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Orion: as llama, norms by mean and variance."""
+"""Orion: like llama, with LayerNorm."""
 
 from tamis.model.arch import Arch
 

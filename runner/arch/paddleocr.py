@@ -1,4 +1,4 @@
-"""PaddleOCR-VL, its text: ERNIE 4.5 with rotary sections as qwen2vl has them."""
+"""PaddleOCR-VL's text model: ERNIE 4.5 with rotary sections, as in qwen2vl."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Pangu Embedded: as llama with biases on attention."""
+"""Pangu Embedded: like llama, with biases on attention."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Phi 3 and 4: as llama, rotary frequencies of LongRoPE; q, k, v and gate, up are in one matrix."""
+"""Phi 3 and 4: like llama, with LongRoPE; q, k and v are one matrix, and so are gate and up."""
 
 from tamis.model.arch import Arch
 

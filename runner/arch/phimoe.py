@@ -1,4 +1,4 @@
-"""Phi 3.5 mixtures of experts: as phi3, biases everywhere, experts."""
+"""Phi 3.5 mixtures of experts: like phi3, with biases everywhere and experts."""
 
 from tamis.model.arch import Arch
 

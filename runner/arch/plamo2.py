@@ -1,4 +1,4 @@
-"""PLaMo 2: Mamba-2 whose time steps, B and C are normed, attention in some layers, post norms."""
+"""PLaMo 2: Mamba-2 with normed time steps, B and C, or attention; norms after the parts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,11 +34,14 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _mamba(g: Graph, il: int, h: Source) -> Product:
-    """A linear scan of x by keys B and queries C, which are made from x, as is the time step."""
+    """Record a linear scan of x with keys B and queries C.
+
+    These and the time step are made from x.
+    """
     w, s = g.weights(il), g.hp.ssm
     n_head, n_rank = s.n_rank, _rank(g.hp)
     head_v, width = s.n_inner // n_head, s.n_inner + 2 * s.n_state
-    (zx,) = linears(g, h, w.ssm_in)  # of each head z, then x
+    (zx,) = linears(g, h, w.ssm_in)  # for each head z, then x
     x = gated(g, "ssm_x_in", Part(zx, head_v, head_v, n_head, 2 * head_v), "none")
     conv = convolved(g, il, whole(x), w.ssm_conv1d)
     (bcdt,) = linears(g, conv, w.ssm_x)

@@ -1,4 +1,4 @@
-"""Pocket TTS, its language model: norms by mean and variance, a plain GELU."""
+"""Pocket TTS's language model: LayerNorm, a plain GELU."""
 
 from tamis.model.arch import Arch
 

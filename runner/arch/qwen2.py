@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: as llama with biases on q, k and v."""
+"""Qwen2 and Qwen2.5: like llama, with biases on q, k and v."""
 
 from tamis.model.arch import Arch
 

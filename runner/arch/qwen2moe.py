@@ -1,4 +1,4 @@
-"""Qwen1.5 and Qwen2 mixtures of experts: a shared expert with a gate beside the chosen ones."""
+"""Qwen1.5 and Qwen2 mixtures of experts: routed experts and a shared one with a gate."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL, its text: as qwen2, rotary positions of time, height and width are the same one."""
+"""Qwen2-VL's text model: like qwen2; positions of time, height and width are equal."""
 
 from tamis.model.arch import Arch
 

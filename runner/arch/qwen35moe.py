@@ -11,7 +11,7 @@ from tamis.graph.mixers.delta_net import (
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 
-TILED = True  # heads of values that share a head of keys are as many apart as there are of keys
+TILED = True  # heads of values that share a key head are n_key_head apart
 
 
 def layer(g: Graph, il: int) -> None:

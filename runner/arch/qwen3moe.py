@@ -1,4 +1,4 @@
-"""Qwen3 mixture of experts: the feed-forward part is the sum of the chosen experts."""
+"""Qwen3 mixture of experts: the feed-forward part is a weighted sum of the chosen experts."""
 
 from tamis.model.arch import Arch
 

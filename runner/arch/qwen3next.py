@@ -11,7 +11,7 @@ from tamis.graph.mixers.delta_net import (
 from tamis.graph.norm import add, norm
 from tamis.model.arch import Arch
 
-TILED = False  # heads of values that share a head of keys are neighbours
+TILED = False  # heads of values that share a key head are neighbours
 
 
 def layer(g: Graph, il: int) -> None:
@@ -22,7 +22,7 @@ def layer(g: Graph, il: int) -> None:
     add(g, feed_forward(g, il, norm(g, g.x, w.post_attention_norm)))
 
 
-# Files with attn_qkv and attn_gate may have their first form too, which llama.cpp then leaves.
+# Files with attn_qkv and attn_gate may also have the older fused matrix, which llama.cpp ignores.
 UNREAD = ("ssm_in.weight",)
 ARCH = Arch(
     neox=True,

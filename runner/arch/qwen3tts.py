@@ -1,4 +1,4 @@
-"""Qwen3-TTS, its talker: as qwen3, rotary sections of text are one."""
+"""Qwen3-TTS's talker: like qwen3; the rotary sections of text are equal."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL, its text: rotary sections of text are one."""
+"""Qwen3-VL's text model: the rotary sections of text are equal."""
 
 from tamis.model.arch import Arch
 

@@ -30,7 +30,7 @@ from tamis.model.hparams import HParams, LayerShape, UnsupportedKey
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il; g.x is what its parts read, and after the last one what the head reads."""
+    """Record layer il; g.x is the input of its parts, and after the last layer that of the head."""
     w, top = g.weights(il), g.model.weights.top
     if il == 0:
         begin_streams(g)
@@ -50,9 +50,10 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _index(g: Graph, il: int, h: Source) -> Index:
-    """The index's queries, and its keys: the mean of each block's, normed, rotated as its first.
+    """Record the index's queries and its keys, which are the normed means of blocks' keys.
 
-    Keys as wide as a row of the KV cache are rotated with it.
+    A mean has the position of its block's first key. Keys as wide as a row of the KV cache are
+    rotated with it.
     """
     w, indexer, angles = g.weights(il), g.hp.indexer, g.angles(g.model.rope_of(il))
     n, block = indexer.n_key, indexer.block
@@ -84,7 +85,7 @@ def _tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """The KV cache has a head more than layers have: its keys end with the index's."""
+    """Derived hyperparameters: the KV cache has one head more than attention, for index keys."""
     full = set(range(hp.n_layer)) - set(hp.recurrent or delta_net_layers(hp))
     blocks = {hp.compressed.ratios[il] for il in full}
     if len(blocks) > 1:
@@ -113,7 +114,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
 
 
 def _check_sections(hp: HParams) -> None:
-    """Raise UnsupportedKey where a pair of elements is of no section that text has positions in."""
+    """Raise UnsupportedKey if a rotary pair belongs to no section in which text has positions."""
     sections = hp.rope_sections
     for pair in range(hp.n_rot // 2 if sum(sections) else 0):
         at = pair % sum(sections)

@@ -1,4 +1,4 @@
-"""Refact: as llama, scores fall with distance (ALiBi)."""
+"""Refact: like llama, with ALiBi instead of rotary positions."""
 
 from tamis.model.arch import Arch
 

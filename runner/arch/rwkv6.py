@@ -1,4 +1,4 @@
-"""RWKV-6: time mixing and channel mixing, which read the row before as well; no attention."""
+"""RWKV-6: time mixing and channel mixing, which also read the previous row; no attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tamis.model.weights import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rwkv6Keys(RankKeys):
-    """As the ranks; and after how many layers rows are halved, 0: never."""
+    """The ranks, and the number of layers after which rows are halved (0: never)."""
 
     n_rescale: int = key("rescale_every_n_layers", 0, MAX_LAYER, 0)
 

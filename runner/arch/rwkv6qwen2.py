@@ -1,4 +1,4 @@
-"""QRWKV6, of Qwen2: RWKV-6's time mixing in place of attention."""
+"""QRWKV6, made from Qwen2: RWKV-6's time mixing in place of attention."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward

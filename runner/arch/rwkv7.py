@@ -1,4 +1,4 @@
-"""RWKV-7: time mixing and channel mixing, which read the row before as well; no attention."""
+"""RWKV-7: time mixing and channel mixing, which also read the previous row; no attention."""
 
 from collections.abc import Mapping
 
@@ -48,6 +48,7 @@ ARCH = Arch(
     tensors=tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
     declares=RankKeys,
-    unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),  # of the first layer
+    # only the first layer has them
+    unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),
     one_device=True,
 )

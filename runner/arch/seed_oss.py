@@ -1,4 +1,4 @@
-"""Seed-OSS: as llama; the norm before the second part has another name."""
+"""Seed-OSS: like llama; the norm before the feed-forward part has another name."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import self_attention

@@ -1,4 +1,4 @@
-"""SmallThinker: experts are chosen by what comes before attention; positions within windows."""
+"""SmallThinker: the router reads the input of attention; positions in sliding-window layers."""
 
 from typing import Any
 
@@ -24,7 +24,10 @@ def layer(g: Graph, il: int) -> None:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """With windows, each fourth layer has no positions; of four layers, llama.cpp rotates all."""
+    """Derived hyperparameters: with windows, every fourth layer has no positions.
+
+    In a model of four layers llama.cpp rotates all.
+    """
     if not hp.sliding_window:
         return {}
     nope = () if hp.n_layer == NOPE_EVERY else range(0, hp.n_layer, NOPE_EVERY)

@@ -1,4 +1,4 @@
-"""SmolLM3: as llama; every fourth layer has no rotary positions."""
+"""SmolLM3: like llama; every fourth layer has no rotary positions."""
 
 from tamis.model.arch import Arch
 

@@ -1,4 +1,4 @@
-"""Spark 2.5: a gate on each head of attention, GELU gates, a window where the file says so."""
+"""Spark 2.5: a gate for each attention head, GELU gates, a window if the file has one."""
 
 from collections.abc import Mapping
 

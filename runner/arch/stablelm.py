@@ -1,4 +1,4 @@
-"""StableLM: norms by mean and variance; parallel parts where there is no second norm."""
+"""StableLM: LayerNorm; the parts are parallel if there is no second norm."""
 
 from collections.abc import Mapping
 

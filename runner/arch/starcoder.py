@@ -1,4 +1,4 @@
-"""StarCoder, SantaCoder: as gpt2."""
+"""StarCoder, SantaCoder: like gpt2."""
 
 from tamis.model.arch import Arch
 

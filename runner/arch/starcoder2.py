@@ -1,4 +1,4 @@
-"""StarCoder 2: norms by mean and variance, biases everywhere, a plain GELU."""
+"""StarCoder 2: LayerNorm, biases everywhere, a plain GELU."""
 
 from tamis.model.arch import Arch
 

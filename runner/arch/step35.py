@@ -1,4 +1,4 @@
-"""Step 3.5: more heads in layers with a window, a gate on each; experts and a shared one."""
+"""Step 3.5: more heads in sliding-window layers, a gate for each; routed and shared experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def layer(g: Graph, il: int) -> None:
     """Record layer il, which adds to g.x."""
     w = g.weights(il)
     if not w.ffn_gate_inp:
-        w.exp_probs_b.leave_bias()  # there are no experts to choose
+        w.exp_probs_b.leave_bias()  # this layer has no experts to select
     add(g, gated_self_attention(g, il, norm(g, g.x, w.attn_norm), "sigmoid"))
     add(g, feed_forward(g, il, norm(g, g.x, w.ffn_norm)))
 
@@ -25,7 +25,7 @@ def tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def _derived(hp: HParams) -> dict[str, Any]:
-    """Layers without a window rotate half as many elements."""
+    """Derived hyperparameters: layers without a window rotate half as many elements."""
     half = hp.n_rot // 2
     return {"n_rot": half - half % 2, "n_rot_swa": hp.n_rot_swa or hp.n_rot}
 

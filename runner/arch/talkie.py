@@ -20,7 +20,7 @@ def layer(g: Graph, il: int) -> None:
     if il == 0:
         mapped(g, g.x, embedded)
     q, k, v = linears(g, norm(g, g.x, w.attn_norm), w.attn_q, w.attn_k, w.attn_v)
-    gains = np.repeat(w.attn_q_norm.vector(), head_dim, axis=1)  # a head's is one number
+    gains = np.repeat(w.attn_q_norm.vector(), head_dim, axis=1)  # one number for each head
     queries, keys = (x.reshape(len(x), -1, head_dim) for x in (q, k))
     angles = g.angles(0)
     finished = append(

@@ -1,4 +1,4 @@
-"""XVERSE: as llama."""
+"""XVERSE: like llama."""
 
 from tamis.model.arch import Arch
 

@@ -17,13 +17,13 @@ from tamis.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 1 (failed), 2 (usage), 130 (interrupted).
+    """Run a command; returns the exit code: 0, 1 (failed), 2 (usage), 130 (interrupted).
 
     An error is one line on standard error; with --traceback it is raised instead.
     """
-    words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a command here
+    words = [*(sys.argv[1:] if argv is None else argv)]  # `list` is a command in this module
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        for number in (signal.SIGINT, signal.SIGALRM):  # the process is ours
+        for number in (signal.SIGINT, signal.SIGALRM):  # the process belongs to this command
             signal.signal(number, _interrupt)
         sys.unraisablehook = _dropped
     try:
@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as done:  # argparse, which has said why
+    except SystemExit as done:  # argparse, which has printed the reason
         return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
-        # Who read our output has gone; nothing more can be written, not even at exit.
+        # The reader of our output is gone; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt, but never in the middle of an import: 10 ms later, as often as it takes.
+    """Raise KeyboardInterrupt, but not within an import: then try again 10 ms later.
 
-    NumPy makes an ImportError of it there, and the import system may swallow it.
+    NumPy turns it into an ImportError there, and the import system may swallow it.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -68,7 +68,7 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
 
 
 def _dropped(found: "sys.UnraisableHookArgs") -> None:
-    """Of an exception that Python drops: an interrupt, as in a finalizer, comes 10 ms later."""
+    """Handle an exception that Python drops: a finalizer's interrupt is repeated 10 ms later."""
     if found.exc_type is KeyboardInterrupt:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
@@ -76,24 +76,25 @@ def _dropped(found: "sys.UnraisableHookArgs") -> None:
 
 
 def _open_streams() -> None:
-    """Give the standard streams that the caller closed (`<&-`) the null device: they are None."""
+    """Open the null device for standard streams that the caller closed (`<&-`), which are None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _let_all_text_pass() -> None:
-    """Let reading and writing text go on where an encoding does not have it."""
+    """Make reading and writing continue with text that the stream's encoding lacks."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Who reads a message refuses it; a failed read would lose those before it, too.
+        # Invalid input is rejected where a message is used; a failed read would lose earlier
+        # messages.
         sys.stdin.reconfigure(errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # An answer, or a file's name, may have what the locale's encoding has not.
+        # An answer, or a file name, may have characters that the locale's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser(argv: list[str]) -> argparse.ArgumentParser:
-    """The parser; of the commands only the one that is asked for is imported."""
+    """The parser of all commands; only the command that the line names is imported."""
     parser = Parser(
         prog="tamis",
         description="Run GGUF language models on CPU and GPU, and read only what matters of a "
@@ -107,7 +108,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         command = subparsers.add_parser(name, help=text, description=text)
-        # After the command too, where one adds it to a line that failed.
+        # May also follow the command, as when it is appended to a line that failed.
         command.add_argument(
             "--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
@@ -121,6 +122,6 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
 
 
 def _say(text: str) -> None:
-    # An unfinished progress line may stand there.
+    # The terminal's line may have an unfinished progress message.
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{clear}tamis: {text}\n")

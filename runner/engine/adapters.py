@@ -1,7 +1,7 @@
-"""LoRA adapters and control vectors in GGUF files, and a model with some of them.
+"""LoRA adapters and control vectors in GGUF files, and models with some of them.
 
-Weights stay as they are: products add what the adapters do, so that sessions of one engine may have
-different ones. Several are joined: their ranks lie one after another.
+Weights are not changed: products add the adapters' terms, so that sessions of one engine may have
+different ones. Several adapters are concatenated along the rank.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from tamis.model.model import Model
 from tamis.model.weights import Delta, Tensor, Tensors
 
 TYPES = ("F32", "F16", "BF16", "Q8_0")
-RANK_UNIT = 32  # ranks are filled up with zeros to multiples of this
+RANK_UNIT = 32  # ranks are padded with zeros to multiples of this
 MOST_RANK = 4096
 MOST_SCALE = 1e6  # of a request
-_NUMBER = re.compile("[0-9]{1,9}")  # of a layer, in a tensor's name
-# Tensors that the file may have joined, in the order of their rows.
+_NUMBER = re.compile("[0-9]{1,9}")  # the number of a layer, in a tensor's name
+# Tensors that the file may have fused, in the order of their rows.
 _PARTS = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
@@ -35,7 +35,7 @@ class AdapterError(ValueError):
 
 
 class Pair(NamedTuple):
-    """What is added to a matrix is b @ a."""
+    """A low-rank term of a matrix: b @ a is added to it."""
 
     a: np.ndarray  # f32 [rank, n_in]
     b: np.ndarray  # f32 [n_out, rank]
@@ -53,7 +53,7 @@ class Lora:
 
     @staticmethod
     def load(path: str | Path) -> "Lora":
-        """Read it whole. Raises OSError, GGUFError, AdapterError."""
+        """Read the file. Raises OSError, GGUFError, AdapterError."""
         file = GGUFFile(path)
         for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
             if (found := file.metadata.get(key)) != expected:
@@ -74,20 +74,20 @@ class Lora:
         return Lora(str(path), arch, float(alpha), pairs, file.metadata)
 
     def scale(self, rank: int, scale: float) -> float:
-        """What pairs of a rank are multiplied by."""
+        """The factor of pairs of a rank."""
         return scale * self.alpha / rank if self.alpha else scale
 
 
 @dataclass(frozen=True, eq=False)
 class ControlVector:
-    """A vector for each of some layers, of a file."""
+    """Vectors of a file, each for a layer."""
 
     path: str
     rows: Mapping[int, np.ndarray]  # f32 [n_embd], by layer
 
     @staticmethod
     def load(path: str | Path) -> "ControlVector":
-        """Read it whole. Raises OSError, GGUFError, AdapterError."""
+        """Read the file. Raises OSError, GGUFError, AdapterError."""
         file, rows = GGUFFile(path), {}
         for name in file.tensors:
             kind, _, layer = name.partition(".")
@@ -122,20 +122,20 @@ def _pair(path: str, name: str, found: Mapping[str, np.ndarray]) -> Pair:
 
 @dataclass(frozen=True)
 class Adapters:
-    """What a session's model is changed by: files and their scales, in order."""
+    """The adapters of a session's model: files and their scales, in order."""
 
     loras: tuple[tuple[Lora, float], ...] = ()
     control: tuple[tuple[ControlVector, float], ...] = ()
-    layers: tuple[int, int] | None = None  # the first and the last that control vectors change
+    layers: tuple[int, int] | None = None  # the first and last layer that control vectors change
 
     def scaled(self, scales: Sequence[float]) -> "Adapters":
-        """The same, LoRA adapters with other scales."""
+        """The same adapters with other scales of the LoRA ones."""
         loras = [(lora, float(scale)) for (lora, _), scale in zip(self.loras, scales, strict=True)]
         return replace(self, loras=tuple(loras))
 
     @property
     def key(self) -> str:
-        """What tells them from others; "" for none that has an effect."""
+        """A text that identifies the adapters; "" if none has an effect."""
         found = [
             *((one.path, id(one), scale) for one, scale in self.loras if scale),
             *((one.path, id(one), scale, self.layers) for one, scale in self.control if scale),
@@ -144,21 +144,21 @@ class Adapters:
 
 
 class AdapterFiles(NamedTuple):
-    """Which files a process reads, and their scales; see Adapters."""
+    """The files of adapters that a process reads, and their scales; see Adapters."""
 
     loras: tuple[tuple[str, float], ...] = ()
     control: tuple[tuple[str, float], ...] = ()
     layers: tuple[int, int] | None = None
 
     def load(self) -> Adapters:
-        """What is in them. Raises OSError, GGUFError, AdapterError."""
+        """Read the files. Raises OSError, GGUFError, AdapterError."""
         loras = tuple((Lora.load(path), scale) for path, scale in self.loras)
         control = tuple((ControlVector.load(path), scale) for path, scale in self.control)
         return Adapters(loras, control, self.layers)
 
 
 def adapted(model: Model, adapters: Adapters) -> Model:
-    """The model with adapters. Raises AdapterError where one is of another model."""
+    """The model with adapters. Raises AdapterError if one is of another model."""
     for lora, _ in adapters.loras:
         if lora.arch != model.hp.arch:
             raise AdapterError(
@@ -182,7 +182,7 @@ def adapted(model: Model, adapters: Adapters) -> Model:
 
 
 def _digest(adapters: Adapters) -> str:
-    """What names them in session files: of their values, not of their files' names."""
+    """The digest that identifies adapters in session files, of values rather than file names."""
     found = hashlib.sha256()
     for lora, scale in adapters.loras:
         found.update(np.float64(scale).tobytes())
@@ -218,15 +218,18 @@ def _control(model: Model, adapters: Adapters) -> dict[int, np.ndarray]:
 
 
 class _Deltas:
-    """Pairs by the tensors that they are of."""
+    """The pairs of adapters, by the tensors that they are added to."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._pairs: dict[tuple[int | None, str], list[Pair]] = {}
-        self.names: dict[str, Lora] = {}  # of tensors that must be read by products
+        self.names: dict[str, Lora] = {}  # tensors that only products may read
 
     def add(self, lora: Lora, name: str, pair: Pair, scale: float) -> None:
-        """Raises AdapterError where the model has no such matrix, or one of another shape."""
+        """Add a pair.
+
+        Raises AdapterError if the model has no such matrix, or one of another shape.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             pair = Pair(pair.a, pair.b * np.float32(scale))
         if not np.isfinite(pair.b).all():
@@ -251,7 +254,7 @@ class _Deltas:
             self.names[tensor.name] = lora
 
     def _of(self, lora: Lora, name: str) -> tuple[int | None, list[Tensor]]:
-        """The layer, and the matrix of a name, or those whose rows it has."""
+        """The layer and the matrix of a name, or the matrices that its rows were split from."""
         weights, (kind, _, rest) = self._model.weights, name.partition(".")
         if name == "output" and weights.output.whole == "output.weight":
             return None, [weights.output]
@@ -270,14 +273,14 @@ class _Deltas:
 
     @staticmethod
     def _is_part(of_layer: Tensors, label: str) -> bool:
-        """Whether the tensor of a label is some rows of the file's tensor of that name."""
+        """Whether the labelled tensor is some rows of the file's tensor of that name."""
         return any(
             other in of_layer and other != label and of_layer[other].whole == of_layer[label].whole
             for other in _PARTS.get(label, ())
         )
 
     def weights(self) -> Any:
-        """The weights with what is added to them."""
+        """The weights with the adapters' terms."""
         weights, blk = self._model.weights, list(self._model.weights.blk)
         output = weights.output
         for (layer, label), pairs in self._pairs.items():
@@ -303,7 +306,7 @@ def _joined(pairs: Iterable[Pair]) -> Delta:
 
 
 def scales(given: Sequence[Mapping[str, Any]], n: int) -> list[float]:
-    """The scale of each of n adapters by a list of {id, scale}; 0 for those it has not.
+    """The scale of each of n adapters in a list of {id, scale}; 0 for those not in it.
 
     Raises ValueError.
     """

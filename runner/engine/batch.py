@@ -1,9 +1,9 @@
 """Decode steps of several sequences at once: each weight is read once for all of them.
 
-A step's products run over one row a sequence. All else (RoPE angles, append, selection, attention)
-are the ops of each session's own decode Program, between its transfers: on its own pages and
-selector state, with the row's addresses. So methods are independent of batches, and every session
-may have another one.
+A step's products run over one row per sequence. Everything else (RoPE angles, append, selection,
+attention) is done by the ops of each session's own decode Program, between its transfers: on its
+own pages and selector state, with the row's addresses. So methods are independent of batches, and
+every session may have a different one.
 """
 
 import math
@@ -27,8 +27,9 @@ from tamis.jit_kernels.contract.program import Call, KernelSpec, Program
 from tamis.model.model import Model
 from tamis.select.base import Recording
 
-EXACT_ROWS = 4  # most whose products keep all bits: beyond, arithmetic bounds them
-BEST = 1, 8, 64, MOST  # how many of the best logits of rows are looked for at once
+# the most rows whose products are exact: beyond, products are compute-bound and use 8 bits
+EXACT_ROWS = 4
+BEST = 1, 8, 64, MOST  # numbers of best logits that rows may be searched for at once
 
 
 class _Segments(NamedTuple):
@@ -37,28 +38,28 @@ class _Segments(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The output head of all rows, and where its logits are."""
+    """The output head of all rows, and the buffer of its logits."""
 
     linked: LinkedProgram
     logits: np.ndarray  # f32 [rows, n_vocab]
-    answer: HostLogits | None  # whose memory this is, None: the workspace's
+    answer: HostLogits | None  # the memory of the logits; None: the workspace's
 
 
 class _Rows:
-    """Steps of sessions of one model: its products are of all of their rows."""
+    """Steps of sessions of one model: its products cover the rows of all."""
 
     def __init__(self, model: Model, backend: Backend) -> None:
         self.model, self._backend = model, backend
         self._shared: _Segments | None = None
         self._heads: list[_Head] = []
         self._best: dict[int, BestOfRows] = {}  # by how many
-        self._pads = 1  # rows of a step at least
-        # Of each session's decode Program, by row: its own ops, pointed at that row.
+        self._pads = 1  # the least rows of a step
+        # By row, each session's own ops of its decode Program, with addresses of that row.
         self._placed: weakref.WeakKeyDictionary[Program, dict[int, _Segments]]
         self._placed = weakref.WeakKeyDictionary()
         self._rows: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-        self._joined: tuple[list[_Segments], Any] = [], None  # of the last step
-        self._steps = np.zeros((backend.joins, ops.STEP_SIZE), np.int64)  # step records of rows
+        self._joined: tuple[list[_Segments], Any] = [], None  # of the previous step
+        self._steps = np.zeros((backend.joins, ops.STEP_SIZE), np.int64)  # step records of the rows
 
     @cached_property
     def _ws(self) -> Workspace:
@@ -68,7 +69,9 @@ class _Rows:
     def step(
         self, tokens: dict[Session, int], own: dict[Session, Program], n_best: int | None
     ) -> dict[Session, Best | np.ndarray]:
-        """Append a token to each session, of at most `joins`; their logits, or the n_best best.
+        """Append a token to each of at most `joins` sessions.
+
+        Returns their logits, or the n_best best.
 
         own: their Programs of this step.
         """
@@ -76,7 +79,7 @@ class _Rows:
             self._shared = self._recorded()
         shared, rows = self._shared, self._in_rows(list(tokens))
         segments = [self._at_row(own[session], shared, i) for i, session in enumerate(rows)]
-        # Rows that nobody reads are of token 0.
+        # Unused rows hold token 0.
         n_row = max(len(rows), self._pads)
         self._ws.ids[:n_row] = [*map(tokens.__getitem__, rows), *[0] * (n_row - len(rows))]
         self._ws.step[:] = n_row, 0, 0, 0, 0, EXACT_ROWS
@@ -85,7 +88,7 @@ class _Rows:
         self._backend.send(self._ws.record, self._steps)
         self._backend.run(self._join(shared, segments))
         head, best = self._start_head(len(rows), n_best)
-        for session in rows:  # while a GPU is at work
+        for session in rows:  # while a GPU is working
             session.end_step(tokens[session])
         if best is None:
             return dict(zip(rows, self._logits(head, len(rows)), strict=True))
@@ -97,7 +100,7 @@ class _Rows:
         }
 
     def _start_head(self, n: int, n_best: int | None) -> tuple[_Head, BestOfRows | None]:
-        """Start to compute the logits of n rows, and to look for their best where few are asked."""
+        """Start computing the logits of n rows, and the search for their best ones if asked."""
         last = self._heads[-1]
         most = next((most for most in BEST if n_best is not None and n_best <= most), None)
         if most is None or most > last.logits.shape[1]:
@@ -112,19 +115,19 @@ class _Rows:
         return last, self._best[most]
 
     def _logits(self, head: _Head, n: int) -> np.ndarray:
-        """The logits of the first n rows, the caller's to keep."""
+        """A copy of the logits of the first n rows."""
         if head.answer is None:
             return self._fetched(head.logits[:n])
         self._backend.fetch(head.logits[:n])
         return head.answer.given()[:n]
 
     def _fetched(self, logits: np.ndarray) -> np.ndarray:
-        """A copy of logits, once they are there."""
+        """A copy of logits, once they are computed."""
         self._backend.fetch(logits)
         return logits.copy()
 
     def _in_rows(self, sessions: list[Session]) -> list[Session]:
-        """The sessions in the order of their rows: as many as can be stay where they were."""
+        """The sessions in the order of their rows; as many as possible keep their row."""
         n = len(sessions)
         if all(self._rows.get(session) == row for row, session in enumerate(sessions)):
             return sessions
@@ -136,7 +139,7 @@ class _Rows:
         return order
 
     def _join(self, shared: _Segments, own: list[_Segments]) -> Any:
-        """The Program of these sessions' step."""
+        """The joint Program of these sessions' step."""
         if self._joined[0] != own:
             steps = []
             for i, part in enumerate(shared.parts):
@@ -147,7 +150,7 @@ class _Rows:
         return self._joined[1]
 
     def _recorded(self) -> _Segments:
-        """What all rows share: the ops of a decode step over rows, and its heads."""
+        """The ops that all rows share: those of a decode step over rows, and its heads."""
         ws, n = self._ws, self._backend.joins
         rec = Recording(Program(), ws.step, n, 1)
         record_rows(Graph(self.model, ws, rec, Hooks()))
@@ -163,12 +166,12 @@ class _Rows:
         return _Segments(self._backend.link(rec.program), rec.program.segments[::2])
 
     def _at_row(self, own: Program, shared: _Segments, row: int) -> _Segments:
-        """A session's own ops, reading and writing row `row` of this workspace."""
+        """A session's own ops, with the addresses of row `row` of this workspace."""
         by_row = self._placed.setdefault(own, {})
         if row not in by_row:
             program, parts = Program(), []
             program.arrays = dict(own.arrays)
-            # By where a row begins; layers may have rows of other widths in the same buffer.
+            # By the start of a row; layers may have rows of different widths in the same buffer.
             moves: dict[int, _Move] = {}
             both = zip(own.transfers, shared.linked.program.transfers, strict=True)
             for i, (transfer, to_transfer) in enumerate(both):
@@ -179,7 +182,7 @@ class _Rows:
                     move = _Move(old.ctypes.data, old.nbytes, new)
                     moves[move.begin] = move
                     program.arrays[move.moved(move.begin)] = new
-                if i % 2:  # what the sequence's side does ends here
+                if i % 2:  # the ops of the sequence's side end here
                     part, first = own.segments[i], len(program)
                     for call in own.calls[part.start : part.stop]:
                         program.calls.append(_moved(call, moves.values(), program.arrays))
@@ -189,25 +192,26 @@ class _Rows:
 
 
 class Batch:
-    """Steps the sessions of an engine together; those that cannot be are stepped one by one.
+    """Steps the sessions of an engine together; those that cannot be joined are stepped one by one.
 
-    These are sessions with an audit, with keys on a disk or another device than the weights, and
-    one alone of its adapters; on a GPU also one alone of its method, or of the kind of step that
-    its method makes. Logits differ from `Session.decode`'s by rounding: products of several rows
-    are summed in another order, on a GPU those of quantised weights as a prompt's are. On the CPU
-    more than EXACT_ROWS rows keep 8 bits of most activations, unless precision is "exact".
+    Stepped alone are sessions with an audit, with keys on a disk or on another device than the
+    weights, and the only one with its adapters; on a GPU also the only one with its method, or with
+    the kind of step that its method takes. Logits differ from `Session.decode`'s by rounding:
+    products of several rows are summed in another order, on a GPU those of quantised weights like a
+    prompt's. On the CPU more than EXACT_ROWS rows keep 8 bits of most activations, unless precision
+    is "exact".
     """
 
     def __init__(self, engine: Engine) -> None:
         self._backend = engine.backend
-        self._of: dict[int, _Rows] = {}  # by their models' ids, which they keep
+        self._of: dict[int, _Rows] = {}  # by the ids of their models, which the values keep alive
         self._numbers: dict[tuple[KernelSpec, ...], int] = {}
         self._kinds: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
 
     def step(self, tokens: Mapping[Session, int]) -> dict[Session, np.ndarray]:
-        """Append a token to each session; the logits of each, f32 [n_vocab].
+        """Append a token to each session; returns the logits of each, f32 [n_vocab].
 
-        Raises what `Session.decode` does; no session then holds its token.
+        Raises what `Session.decode` raises; then no session holds its token.
         """
         found = self.step_best(tokens, None)
         return {session: row for session, row in found.items() if isinstance(row, np.ndarray)}
@@ -215,7 +219,10 @@ class Batch:
     def step_best(
         self, tokens: Mapping[Session, int], n: int | None
     ) -> dict[Session, Best | np.ndarray]:
-        """As `step`, but only the n best logits, where that is worth it; see decode_best."""
+        """Do what `step` does, but return only the n best logits where that saves time.
+
+        See decode_best.
+        """
         held = {session: session.n_past for session in tokens}
         found: dict[Session, Best | np.ndarray] = {}
         try:
@@ -238,7 +245,7 @@ class Batch:
         return bool(self._backend.joins) and here and session.batchable
 
     def _groups(self, own: dict[Session, Program]) -> list[list[Session]]:
-        """The sessions that are stepped together: of one model, two at least."""
+        """The sessions that are stepped together: at least two of one model."""
         alike: dict[tuple[int, int], list[Session]] = {}
         for session, program in own.items():
             kind = self._kind_of(program) if self._backend.joins_alike else 0
@@ -248,7 +255,7 @@ class Batch:
         return [group for group in groups if len(group) > 1]
 
     def _kind_of(self, program: Program) -> int:
-        """A number that Programs of the same kernels of sequences have in common."""
+        """A number shared by Programs whose sequence-side kernels are the same."""
         if program not in self._kinds:
             self._kinds[program] = self._numbers.setdefault(program.kinds, len(self._numbers))
         return self._kinds[program]
@@ -262,25 +269,25 @@ class Batch:
 
 
 class _Move(NamedTuple):
-    """Where a row of a session's own buffer lies in another one."""
+    """A mapping of a row of a session's own buffer to a row of another buffer."""
 
     begin: int
     n_byte: int
     to: np.ndarray
 
     def moved(self, address: int) -> int:
-        """The address of the same element there."""
+        """The address of the same element in the other buffer."""
         return address - self.begin + int(self.to.ctypes.data)
 
     def part(self, address: int) -> np.ndarray:
-        """The row there from this element on, uint8."""
+        """The rest of the other row from this element on, uint8."""
         return self.to.reshape(-1).view(np.uint8)[address - self.begin :]
 
 
 def _moved(call: Call, moves: Iterable[_Move], arrays: dict[int, np.ndarray]) -> Call:
-    """The call with the addresses of rows that move, which may be of parts of them.
+    """The call with addresses of mapped rows replaced; they may point within rows.
 
-    arrays: what addresses point at; it gets what it lacks.
+    arrays: the arrays that addresses point to; missing ones are added.
     """
 
     def moved(name: str, value: int | float) -> int | float:

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind: value, expectation and remedy, before anything is done with them."""
+"""Checks of argument types: value, expectation and remedy, before anything is done."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def check_path(path: Any) -> None:
-    """Raise TypeError for what is no path."""
+    """Raise TypeError unless a value is a path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path is {shown(path)}, expected the path of a .gguf file")
 
@@ -29,7 +29,7 @@ def check_ids(ids: Any) -> None:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise TypeError for what is no conversation."""
+    """Raise TypeError unless a value is a conversation."""
     if isinstance(messages, str | dict) or not all(hasattr(m, "keys") for m in messages):
         raise TypeError(
             f"messages is {shown(messages)}, expected a list of them: "
@@ -38,6 +38,6 @@ def check_messages(messages: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """A value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

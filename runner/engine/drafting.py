@@ -1,11 +1,11 @@
-"""Speculative decoding: something cheap drafts tokens, which the session checks all at once.
+"""Speculative decoding: a cheap drafter proposes tokens, which the session verifies all at once.
 
-Leviathan et al. 2023 (arXiv 2211.17192). The draft is the likeliest token at each place by a
-smaller model, by the file's own layer for further tokens, or by the model with sparse attention, so
-rejection sampling (its Alg. 1) is: choose a token from the session's own logits as if there were no
-draft, and go on while it is the drafted one. The answer is the one without drafts, token by token,
-for the same seed; where two choices are equal but for rounding it may be the other, since a chunk's
-attention adds in another order than a decode step's.
+Leviathan et al. 2023 (arXiv 2211.17192). A draft is the likeliest token at each position, by a
+smaller model, by the file's own layer for further tokens, or by the model with sparse attention. So
+rejection sampling (its Alg. 1) becomes: choose a token from the session's own logits as if there
+were no draft, and continue while it equals the drafted one. The answer is the one without drafts,
+token by token, for the same seed; if two choices are equal except for rounding it may be the other
+one, since a chunk's attention adds in another order than a decode step's.
 """
 
 from collections import deque
@@ -31,63 +31,67 @@ from tamis.select.metered import Metered
 from tamis.text.tokenizer import Tokenizer
 
 DRAFT_MAX = 8  # tokens
-LEAST = 0.5  # probability of a drafted token, by what drafts
-FIRST = 4  # tokens of the first draft by attention
-MOST_ALIKE = ops.FEW_ROWS  # rows that are multiplied as a decode step's is, with no rounding more
-MOST_MORE = 128  # tokens that one of two vocabularies may have more: unused ones, at their ends
+LEAST = 0.5  # the least probability, by the drafter, of a drafted token
+FIRST = 4  # of the attention drafter's first draft
+# the most rows that are multiplied as in a decode step, without further rounding
+MOST_ALIKE = ops.FEW_ROWS
+MOST_MORE = 128  # the most tokens by which two vocabularies may differ: unused ones, at their ends
 
 
 class Draft:
-    """What proposes tokens."""
+    """Proposes tokens."""
 
-    watches = False  # whether it is shown what the session makes of its tokens
-    n_max: int | None = None  # tokens of its longest draft; None: as Drafting says
-    own_steps = False  # whether decode steps of the session are for drafts: all tokens are checked
+    watches = False  # whether it is passed the session's hidden rows
+    n_max: int | None = None  # the tokens of its longest draft; None: Drafting's own limit
+    own_steps = False  # whether the session's decode steps draft, so that every token is verified
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
-        """The memory plan of a session of its own, by device; none where it has none."""
+        """The memory plan of its own session, by device; empty without one."""
         return {}
 
     def saw(self, pos: int, rows: np.ndarray) -> None:
-        """Take what the output head reads of the session's tokens from pos on, f32 [n, n_embd]."""
+        """Receive the output head's input for the session's tokens from pos on, f32 [n, n_embd]."""
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens that may follow these."""
         raise NotImplementedError
 
     def check(self, session: Session) -> None:
-        """Raise ValueError where a session would not check these drafts by dense attention."""
+        """Raise ValueError if a session would not verify these drafts by dense attention."""
         if session.selector != Dense() or session.audit is not None:
             raise ValueError(
                 "drafts are checked as prompts are read: leave out attn, prefill and audit"
             )
 
     def until(self, session: Session) -> int:
-        """Positions of a session up to which it drafts; beyond, steps are the session's own."""
+        """The position of a session up to which it drafts.
+
+        Beyond, the session takes its own steps.
+        """
         return session.n_ctx
 
     def moved_to(self, session: Session) -> "Draft":
-        """What drafts for another session of the same engine. Raises ValueError."""
+        """The drafter for another session of the same engine. Raises ValueError."""
         return self
 
 
 class FirstDraft(Draft):
-    """What one draft proposes; where that is nothing, what another does."""
+    """Proposes a first drafter's tokens; if there are none, those of another one."""
 
     def __init__(self, first: Draft, then: Draft, n_then: int) -> None:
-        """n_then: tokens of a draft of `then`, at most."""
+        """Combine two drafters; n_then: the most tokens of a draft of `then`."""
         self._first, self._then, self._n_then = first, then, n_then
         self.watches, self.own_steps = then.watches, then.own_steps
         self.n_max = max(first.n_max or n_then, n_then)
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
-        """Those of `then`: what comes first has no session."""
+        """The plans of `then`: the first drafter has no session."""
         return self._then.plans
 
     def saw(self, pos: int, rows: np.ndarray) -> None:
-        """Show it `then`."""
+        """Pass the rows to `then`."""
         self._then.saw(pos, rows)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
@@ -96,19 +100,19 @@ class FirstDraft(Draft):
         return found or self._then.propose(tokens, min(n, self._n_then))
 
     def check(self, session: Session) -> None:
-        """Raise ValueError where a session would not check the drafts of `then`."""
+        """Raise ValueError if a session would not verify the drafts of `then`."""
         self._then.check(session)
 
     def moved_to(self, session: Session) -> "FirstDraft":
-        """The same, for another session. Raises ValueError."""
+        """The same drafters for another session. Raises ValueError."""
         first, then = self._first.moved_to(session), self._then.moved_to(session)
         return FirstDraft(first, then, self._n_then)
 
 
 class ModelDraft(Draft):
-    """The likeliest tokens of a smaller model of the same vocabulary.
+    """Proposes the likeliest tokens of a smaller model with the same vocabulary.
 
-    Raises ValueError where the vocabularies differ, MemoryError.
+    Raises ValueError if the vocabularies differ, MemoryError.
     """
 
     def __init__(self, engine: Engine, main: Engine, n_ctx: int) -> None:
@@ -118,11 +122,11 @@ class ModelDraft(Draft):
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
-        """The smaller model's."""
+        """The plans of the smaller model's session."""
         return self._session.plans
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Up to n tokens; fewer where the model is not sure of one, or the text ends."""
+        """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
         session, found = self._session, list[int]()
         held = min(_same(session.tokens, tokens), len(tokens) - 1)
         session.truncate(held)
@@ -141,7 +145,7 @@ class ModelDraft(Draft):
 
 
 def check_vocabulary(main: Vocab, draft: Vocab) -> None:
-    """Raise ValueError where a model of the one could not draft for one of the other."""
+    """Raise ValueError if one vocabulary's tokens cannot draft for the other."""
     n, other = len(main), len(draft)
     least = min(n, other)
     same = main.model == draft.model and abs(n - other) <= MOST_MORE
@@ -153,10 +157,10 @@ def check_vocabulary(main: Vocab, draft: Vocab) -> None:
 
 
 class NextDraft(Draft):
-    """The likeliest tokens by the file's own layer that predicts the token after next.
+    """Proposes the likeliest tokens of the file's own layer that predicts the token after next.
 
-    It reads what the session has made of each token, and of tokens that it drafts itself what it
-    made of them. Raises ValueError where the file has no such layer, MemoryError.
+    For the session's tokens the layer reads the session's hidden rows, for drafted tokens its own
+    output. Raises ValueError if the file has no such layer, MemoryError.
     """
 
     watches = True
@@ -177,21 +181,22 @@ class NextDraft(Draft):
         )
         self._eog = engine.tokenizer.eog
         self._rows = self._session.forward.rows(HIDDEN, model.hp.n_embd)
-        self._hidden = np.zeros((n_ctx, model.hp.n_embd), np.float32)  # of the session's tokens
-        self._n_sure = 0  # positions that were read with what the session had made
+        # hidden rows of the session's tokens
+        self._hidden = np.zeros((n_ctx, model.hp.n_embd), np.float32)
+        self._n_sure = 0  # positions that were computed from the session's hidden rows
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
-        """The layer's own."""
+        """The plans of the layer's session."""
         return self._session.plans
 
     def saw(self, pos: int, rows: np.ndarray) -> None:
-        """Take what the session has made of its tokens from pos on, f32 [n, n_embd]."""
+        """Receive the session's hidden rows of its tokens from pos on, f32 [n, n_embd]."""
         self._hidden[pos : pos + len(rows)] = rows
         self._n_sure = min(self._n_sure, pos)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Up to n tokens; fewer where the layer is not sure of one, or the text ends."""
+        """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
         session, found, after = self._session, list[int](), list(tokens[1:])
         if n < 1 or not after:
             return found
@@ -214,11 +219,14 @@ class NextDraft(Draft):
 
 
 class AttentionDraft(Draft):
-    """The likeliest tokens by the session's own sparse attention, which dense attention checks.
+    """Proposes the likeliest tokens of the session's own sparse attention.
 
-    The session's attn is the method, its prefill is dense: decode steps draft, and chunks check. A
-    draft's K and V are dropped with what the method knows of them, and the check computes
-    them anew. Drafts grow while all of them are taken, and shrink to what was. Raises ValueError.
+    Dense attention verifies.
+
+    The session's attn is the method and its prefill is dense: decode steps draft, and chunks
+    verify. A draft's K and V are dropped together with the method's state of them; verification
+    computes them anew. Drafts grow while they are accepted whole, and shrink to the accepted
+    length. Raises ValueError.
     """
 
     own_steps = True
@@ -227,10 +235,10 @@ class AttentionDraft(Draft):
         self.check(session)
         self._session, self._n = session, FIRST
         self._proposed: list[int] = []
-        self._at = 0  # the position of the first of them
+        self._at = 0  # the position of the draft's first token
 
     def check(self, session: Session) -> None:
-        """Raise ValueError where the session does not draft by one method and check densely."""
+        """Raise ValueError unless the session decodes by one method and reads prompts densely."""
         method = session.selector
         if not isinstance(method, PerRole) or method.for_prefill != Dense():
             raise ValueError(
@@ -254,7 +262,7 @@ class AttentionDraft(Draft):
             )
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Up to n tokens; fewer where the method is not sure of one, or the text ends."""
+        """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
         session, found, held = self._session, list[int](), self._session.n_past
         self._adapt(tokens)
         n, left = min(n, self._n, MOST_ALIKE - 1), list(tokens[held:])
@@ -275,7 +283,7 @@ class AttentionDraft(Draft):
         return found
 
     def _adapt(self, tokens: Sequence[int]) -> None:
-        """Choose the next draft's length by what was taken of the last."""
+        """Choose the next draft's length from the accepted length of the last one."""
         last, self._proposed = self._proposed, []
         if not last or len(tokens) <= self._at:
             return
@@ -283,30 +291,31 @@ class AttentionDraft(Draft):
         self._n = max(self._n, n_taken + 2) if n_taken == len(last) else n_taken + 1
 
     def moved_to(self, session: Session) -> "AttentionDraft":
-        """What drafts by another session's method."""
+        """The drafter that uses another session's method."""
         return AttentionDraft(session)
 
 
 class Drafting(Generating):
-    """A session whose decode steps check drafts; its calls are the session's.
+    """A session whose decode steps verify drafts; its calls are the session's.
 
-    It holds drafted tokens that were not chosen yet until `generate` ends, or `settle`.
+    Until `generate` ends or `settle` is called, it holds drafted tokens that were not chosen yet.
     """
 
     def __init__(self, session: Session, draft: Draft, n_max: int = DRAFT_MAX) -> None:
-        """n_max: tokens of a draft. Raises ValueError."""
+        """Verify drafts in a session; n_max: the most tokens of a draft. Raises ValueError."""
         if not 1 <= n_max <= 64:
             raise ValueError(f"draft_max is {n_max}, expected 1 to 64")
         draft.check(session)
         self._session, self._draft, self._given = session, draft, n_max
         self._n_max = n_max if draft.n_max is None else draft.n_max
         self._until = draft.until(session)
-        self.n_most: int | None = None  # tokens of a draft, where fewer than n_max are wanted
-        self._ahead: deque[tuple[int, np.ndarray]] = deque()  # drafted tokens, and what follows
+        self.n_most: int | None = None  # the most tokens of a draft, if fewer than n_max are wanted
+        # drafted tokens, each with the logits after it
+        self._ahead: deque[tuple[int, np.ndarray]] = deque()
         self.n_drafted = self.n_taken = 0
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
-        """As Session's, of a token that may have been drafted and checked already."""
+        """Do what Session.decode_best does, for a token that may be verified already."""
         row = self.take(token_id)
         if row is not None:
             return row
@@ -328,7 +337,7 @@ class Drafting(Generating):
         return rows[0]
 
     def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
-        """As Session's, each chunk shown to what drafts."""
+        """Do what Session.prefill does, and pass each chunk's rows to the drafter."""
         session = self._session
         self.settle()
         if not self._draft.watches:
@@ -350,12 +359,12 @@ class Drafting(Generating):
             raise
 
     def _show(self, n: int) -> None:
-        """Show what drafts the last n tokens' rows."""
+        """Pass the rows of the last n tokens to the drafter."""
         if self._draft.watches:
             self._draft.saw(self._session.n_past - n, self._session.forward.hidden(n))
 
     def take(self, token_id: int) -> np.ndarray | None:
-        """The logits after a token that is the next drafted one; else drafts are dropped."""
+        """The logits after a token that equals the next drafted one; any other drops the drafts."""
         if self._ahead and self._ahead[0][0] == token_id:
             self.n_taken += 1
             return self._ahead.popleft()[1]
@@ -363,37 +372,37 @@ class Drafting(Generating):
         return None
 
     def moved_to(self, session: Session) -> "Drafting":
-        """The same drafts, checked by another session. Raises ValueError."""
+        """The same drafter, verified by another session. Raises ValueError."""
         return Drafting(session, self._draft.moved_to(session), self._given)
 
     @property
     def own_steps(self) -> bool:
-        """Whether the session's own decode steps are for drafts, so that no Batch may run them."""
+        """Whether the session's own decode steps draft, so that no Batch may run them."""
         return self._draft.own_steps
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
-        """The memory plan of what drafts, by device."""
+        """The memory plan of the drafter, by device."""
         return self._draft.plans
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The model's tokenizer."""
         return self._session.tokenizer
 
     @property
     def tokens(self) -> list[int]:
-        """Those that are held but for drafts."""
+        """The tokens in the KV cache without drafted ones."""
         return self._session.tokens[: self.n_past]
 
     @property
     def n_free(self) -> int:
-        """How many more tokens it can hold."""
+        """The number of tokens that still fit."""
         return self._session.n_ctx - self.n_past
 
     @property
     def n_past(self) -> int:
-        """How many tokens are held but for drafts."""
+        """The number of tokens in the KV cache without drafted ones."""
         return self._session.n_past - len(self._ahead)
 
     def settle(self) -> None:
@@ -404,14 +413,14 @@ class Drafting(Generating):
 
 
 def _same(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens of two texts are the same from the start on."""
+    """The length of the common prefix of two texts, in tokens."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
     return int(differ[0]) if len(differ) else n
 
 
 def _likeliest(found: Best | np.ndarray) -> tuple[int, float]:
-    """A token, and its probability."""
+    """The likeliest token, and its probability."""
     if isinstance(found, Best):
         return int(found.ids[0]), float(np.exp(found.logits[0] - found.log_sum))
     token = int(np.argmax(found))

@@ -24,7 +24,7 @@ from tamis.model.repack import Filling, Preparing, repack
 from tamis.platform.processes import usable_cpus
 from tamis.text.tokenizer import Tokenizer
 
-# A session's modules are imported when one is opened: a file's error does not wait for them.
+# Modules of sessions are imported when one is opened: an error in a file is reported before.
 if TYPE_CHECKING:
     from tamis.engine.adapters import Adapters
     from tamis.engine.memory_plan import MemoryPlan
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from tamis.select.base import Selector
     from tamis.text.chat_template import ChatTemplate
 
-MOST_ADAPTED = 8  # sets of adapters that are kept
+MOST_ADAPTED = 8  # the most sets of adapters that are kept
 PRECISIONS = FAST, EXACT = "fast", "exact"  # of a prompt's activations: see Engine.load
-DEFAULT_CTX = 8192  # where the caller names none and the model was trained on more
+DEFAULT_CTX = 8192  # the default context if the model was trained on more
 
 
 class Engine:
@@ -69,18 +69,19 @@ class Engine:
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
-        n_threads: None = one a processor this process may use, and never more: each op would wait
-        for threads that wait for a processor. library: of kernels, the process's own by
-        default; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda". n_gpu_layers:
-        how many of the last layers are on the latter, the others and the output on the CPU; more
-        than there are, or -1: all, and the output. offload_kqv: False leaves keys, values and
-        attention to the CPU wherever the layers are. rope: how positions are stretched, instead of
-        what the file says; n_ctx_orig 0: its training context. prepare: False keeps no copy of
-        the weights on disk; a folder keeps it there, in place of the user's cache. prepare_max:
-        bytes of all such copies, those not used for longest go.
-        precision: of a prompt's activations on the CPU, "fast", 8 bits with outliers as floats, or
-        "exact", 14 bits at half the speed. progress(stage, done, total).
-        Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
+        n_threads: None = one for each processor that this process may use, and never more: each op
+        would wait for threads that wait for a processor. library: of kernels, by default the
+        process's own; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda".
+        n_gpu_layers: the number of last layers on a GPU, the others and the output being on the
+        CPU; more than there are, or -1: all, and the output. offload_kqv: False keeps the KV cache
+        and attention on the CPU wherever the layers are.
+
+        rope: the scaling of positions, in place of the file's; n_ctx_orig 0: its training context.
+        prepare: False keeps no copy of the weights on disk; a folder keeps it there, in place of
+        the user's cache. prepare_max: bytes of all such copies; the least recently used ones are
+        removed. precision: of a prompt's activations on the CPU, "fast" (8 bits with outliers as
+        floats) or "exact" (14 bits at half the speed). progress(stage, done, total). Raises
+        FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
         """
         report = progress or (lambda stage, done, total: None)
         check_path(path)
@@ -148,17 +149,17 @@ class Engine:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Which device runs which layers."""
+        """The devices and the layers that each runs."""
         return self.loaded.places
 
     @property
     def n_threads(self) -> int:
-        """That an op's work is shared by where the first layers run."""
+        """The number of threads that share an op's work on the backend of the first layers."""
         return self.loaded.n_threads
 
     @property
     def backend(self) -> Backend:
-        """Where the last layers run."""
+        """The backend of the last layers."""
         return self.loaded.backend
 
     @property
@@ -193,9 +194,8 @@ class Engine:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
-        Special tokens are recognised in the template's text only, never in a message. A leading
-        BOS that the template itself does not write is added where the model wants one. Raises
-        PromptError.
+        Special tokens are recognised in the template's text only, never in a message. If the model
+        expects a leading BOS and the template does not write it, it is added. Raises PromptError.
         """
         from tamis.text.chat_template import encode_chat
 
@@ -219,9 +219,9 @@ class Engine:
         kv_ram: int | None = None,
         kv_vram: int | None = None,
     ) -> "MemoryPlan":
-        """What a session of n_ctx tokens takes, and what is free once the weights are copied.
+        """The memory that a session of n_ctx tokens takes, and what is free beside the weights.
 
-        Of a model on two devices: all of it, which fits if each part does; see `memory_plans`.
+        For a model on two devices it is the sum, which fits if each part does; see `memory_plans`.
         """
         from tamis.engine import memory_plan
 
@@ -238,10 +238,9 @@ class Engine:
         kv_ram: int | None = None,
         kv_vram: int | None = None,
     ) -> "dict[str, MemoryPlan]":
-        """The plan of each device that `places` are on.
+        """The plan of each device of `places`.
 
-        n_ubatch: as `session` chooses it where it is None. kv_ram is of the CPU's memory, kv_vram
-        of a GPU's.
+        n_ubatch: None: as `session` chooses it. kv_ram: of the CPU's memory; kv_vram: of a GPU's.
         """
         from tamis.engine import memory_plan
 
@@ -253,24 +252,24 @@ class Engine:
         return memory_plan.plans(self.loaded, n_ctx, n_ubatch, kv)
 
     def prepared(self) -> bool:
-        """Whether a copy of the weights is on disk for later loads, when all of it is written.
+        """Whether a copy of the weights will be on disk for later loads; waits until it is written.
 
-        False of a model that loads as fast without one, and where there is no room for it.
+        False for a model that loads as fast without a copy, and without room for it.
         """
         return self._filling.written()
 
     def with_kv_on_host(self) -> "Engine":
-        """The same weights, for sessions whose keys, values and attention are on the CPU."""
+        """An engine of the same weights whose KV cache and attention are on the CPU."""
         found = copy.copy(self)
         found.loaded = self.loaded.with_kv_on_host()
         return found
 
     def context(self, n_ctx: int | None) -> int:
-        """The context in tokens that a session gets when asked for n_ctx (None or 0 = default)."""
+        """The context in tokens of a session that asks for n_ctx (None or 0: the default)."""
         return n_ctx or min(self.hp.n_ctx_train, DEFAULT_CTX)
 
     def auto_stays_dense(self) -> str:
-        """Why sessions with attn="auto" read everything here; "" where they do not."""
+        """The reason why sessions with attn="auto" are dense here; "" if they are not."""
         model = self.model
         if model.has_score_mod:
             return "this model caps scores or adds to them"
@@ -279,9 +278,9 @@ class Engine:
         return ""
 
     def auto_least(self, kv_vram: int | None = None) -> int:
-        """Positions up to which sessions with attn="auto" read everything, unless it says.
+        """Positions up to which sessions with attn="auto" are dense, unless it names a limit.
 
-        kv_vram: as for `session`: what comes from RAM is slow to read, by any method.
+        kv_vram: as for `session`: a KV cache in RAM is slow to read, by any method.
         """
         from tamis.select.auto import LEAST_ON_GPU, Auto
 
@@ -289,7 +288,7 @@ class Engine:
         return LEAST_ON_GPU if on_gpu and kv_vram is None else Auto.least
 
     def _suited(self, attn: "str | Selector", kv_vram: int | None) -> "str | Selector":
-        """The method, or dense attention in place of an `auto` that this model cannot have."""
+        """The method, or dense attention in place of an `auto` that this model does not support."""
         from tamis.select.auto import Auto
         from tamis.select.notation import DENSE, parse_method
 
@@ -319,26 +318,27 @@ class Engine:
         adapters: "Adapters | None" = None,
         progress: "Progress | None" = None,
     ) -> "Session":
-        """A new, empty sequence. Kernels that are missing are compiled now.
+        """A new, empty sequence. Missing kernels are compiled now.
 
-        n_ubatch: tokens of a prompt that are computed at once, 1 to 4096. None: 512; where a GPU
-        has all layers and their KV cache, up to 2048 if they fit.
-        attn, prefill: the methods of decode steps and of prompts, as select.notation writes them,
-        or as a Selector.
-        audit: every how manyth decode step is checked against dense attention, 0 = none.
-        min_mass: share of attention that each head of a decode step is to hold, 0 to 1, by an
-        estimate from sampled keys (see select/metered.py): where attn chose too little, more is
-        read. 0 only measures; `Session.mass` tells. None: neither.
-        type_k, type_v: types of the KV cache, "f16", "q8_0" or "q4_0".
-        kv_ram: bytes of memory for the KV cache; that of longer contexts is in a file of the
-        folder kv_dir, which is read kv_unit tokens of a KV head at a time (1, 16 or 64). Decoding
-        then raises KVFileError where the disk fails.
-        kv_vram: bytes of a GPU's memory for the KV cache; that of longer contexts is in RAM,
-        from where the GPU fetches the pages that it reads.
-        adapters: LoRA adapters and control vectors that this sequence's model has.
+        n_ubatch: tokens of a prompt that are computed at once, 1 to 4096. None: 512; if a GPU has
+        all layers and their KV cache, up to 2048 if they fit. attn, prefill: the methods of decode
+        steps and of prompts, as select.notation writes them, or as a Selector. audit: each audit-th
+        decode step is compared with dense attention, 0 = none.
+
+        min_mass: the share of attention that each head of a decode step is to retain, 0 to 1, by an
+        estimate from sampled keys (see select/metered.py): if attn selected too little, more is
+        read. 0 only measures; `Session.mass` has the result. None: no estimate.
+
+        type_k, type_v: types of the KV cache, "f16", "q8_0" or "q4_0". kv_ram: bytes of memory for
+        the KV cache; that of longer contexts is in a file of the folder kv_dir, which is read in
+        units of kv_unit tokens of a KV head (1, 16 or 64). Decoding then raises KVFileError if the
+        disk fails. kv_vram: bytes of a GPU's memory for the KV cache; that of longer contexts is in
+        RAM, from which the GPU fetches the pages that it reads. adapters: LoRA adapters and control
+        vectors of this sequence's model.
+
         Raises ValueError for sizes out of range, types that do not fit and adapters of another
-        model, MethodError for a method (or for one that does not read such keys), MemoryError
-        where the plan does not fit, CompileError.
+        model, MethodError for an unknown method or one that cannot read such keys, MemoryError if
+        the plan does not fit, CompileError.
         """
         from tamis.engine import memory_plan
         from tamis.engine.session import Session
@@ -364,7 +364,7 @@ class Engine:
         )
 
     def _adapted(self, adapters: "Adapters | None") -> LoadedModel:
-        """The loaded model with adapters, one for each set of them. Raises AdapterError."""
+        """The loaded model with adapters, one per distinct set of them. Raises AdapterError."""
         if adapters is None or not adapters.key:
             return self.loaded
         from tamis.engine.adapters import adapted
@@ -384,7 +384,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End the threads, or free the device; once. Its sessions then raise RuntimeError."""
+        """End the threads, or free the device. Its sessions then raise RuntimeError. Idempotent."""
         if self.loaded.closed.is_set():
             return
         self.loaded.closed.set()
@@ -396,7 +396,7 @@ class Engine:
 
 
 def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:
-    """The memory and the folder of a session's KV cache. Raises ValueError."""
+    """The memory limit and the folder of a session's KV cache. Raises ValueError."""
     if (kv_ram is None) != (kv_dir is None):
         raise ValueError("kv_ram and kv_dir go together: how much memory, and where the rest is")
     if kv_ram is None or kv_dir is None:

@@ -1,4 +1,4 @@
-"""Errors of sessions that callers catch before they have one."""
+"""Errors of sessions, in a module that is cheap to import."""
 
 
 class ContextError(ValueError):

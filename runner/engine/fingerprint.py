@@ -1,8 +1,8 @@
-"""What a session file is named by: the shapes of its model, as text.
+"""The text that identifies a model in session files: its shapes.
 
-The lists say which hyperparameters count, and in which order: files are compared by this text, so a
-name keeps its place, and a new one goes to the end of LATER. tests/engine/test_fingerprint.py holds
-that each hyperparameter is listed.
+The lists say which hyperparameters count, and in which order. Files are compared by this text, so a
+name keeps its position, and a new one goes to the end of LATER. tests/engine/test_fingerprint.py
+checks that every hyperparameter is listed.
 """
 
 from dataclasses import fields
@@ -31,7 +31,7 @@ ALWAYS = (
     "n_ff_expert",
     "sliding_window",
 )
-# Where the file, or the architecture, sets them.
+# Included if the file, or the architecture, sets them.
 LATER = (
     "n_ff_shared",
     "recurrent",
@@ -79,8 +79,8 @@ LATER = (
 def shape_text(hp: HParams) -> list[Any]:
     """The hyperparameters that tell models apart, as a list that JSON can hold.
 
-    A text of ALWAYS; then a record of those of LATER that are set, if any; then one of the keys
-    that the architecture declares and the file sets. Values are written as Python writes them.
+    It has a text of ALWAYS; then, if any are set, a record of those of LATER; then one of the keys
+    that the architecture declares and the file sets. Values are written in Python's notation.
     """
     always = ", ".join(f"{name}={getattr(hp, name)!r}" for name in ALWAYS)
     usual = {f.name: f.default for f in fields(HParams)}

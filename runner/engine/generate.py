@@ -1,4 +1,4 @@
-"""An answer, a token at a time: logits, sampler, text, until something ends it."""
+"""The generation of an answer, token by token: logits, sampler, text, until it ends."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -11,58 +11,64 @@ from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
 from tamis.text.detokenize import TextStream
 from tamis.text.tokenizer import Tokenizer
 
-# Called with how many of a prompt's tokens were read, and with their count.
+# Called with the number of a prompt's tokens that were read, and with the number of all.
 TokenProgress = Callable[[int, int], None]
 
 
 class Piece(NamedTuple):
-    """One step of generation. text may be empty while a character or a stop string is open."""
+    """One step of generation.
+
+    text may be empty while a character or a stop string is incomplete.
+    """
 
     text: str
     token_id: int
     logprob: float
-    finish: str | None  # None, "stop" or "length"
+    finish: str | None  # "stop" or "length"; None: the answer continues
 
 
 class Decoder(Protocol):
-    """What generation asks of a session that holds a prompt."""
+    """What generation needs of a session that holds a prompt: a Protocol."""
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
-        """Append a token; the n best of its logits, or all."""
+        """Append a token; returns the n best of its logits, or all."""
         ...
 
 
 class Generating:
-    """What holds a sequence of tokens, reads a prompt and answers it."""
+    """What holds a sequence of tokens, reads a prompt and answers it: a Protocol."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The model's tokenizer."""
         raise NotImplementedError
 
     @property
     def tokens(self) -> list[int]:
-        """Those that it holds."""
+        """The tokens that it holds."""
         raise NotImplementedError
 
     @property
     def n_free(self) -> int:
-        """How many more tokens it can hold."""
+        """The number of tokens that still fit."""
         raise NotImplementedError
 
     def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
-        """Append tokens; logits f32 [n_vocab] of the last one."""
+        """Append tokens; returns the logits f32 [n_vocab] of the last one."""
         raise NotImplementedError
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
-        """Append a token; the n best of its logits, or all."""
+        """Append a token; returns the n best of its logits, or all."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Drop what was read ahead of the answer."""
+        """Drop tokens that were computed ahead of the answer."""
 
     def check_weights(self) -> None:
-        """Raise GGUFError where weights are not as they were loaded: logits are not finite."""
+        """Raise GGUFError if weights have changed since they were loaded.
+
+        For logits that are not finite.
+        """
 
     def generate(
         self,
@@ -76,9 +82,9 @@ class Generating:
     ) -> Iterator[Piece]:
         """Append the prompt `ids` and stream an answer.
 
-        grammar: of the answer alone, a tamis.sampling.grammar.Grammar. Ends with a Piece whose
-        finish is "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
-        context is full). Tokens of the answer are held as they come.
+        grammar: a tamis.sampling.grammar.Grammar that constrains the answer. The last Piece has the
+        finish "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
+        context is full). Tokens of the answer are in the KV cache as soon as they are yielded.
         """
         sampler = sampler_of(params, self.tokenizer, [*self.tokens, *ids], grammar)
         found = self.prefill(ids, progress)
@@ -98,7 +104,7 @@ def sampler_of(
     held: Sequence[int],
     grammar: Step | None = None,
 ) -> Sampler:
-    """A Sampler that has seen these tokens; grammar: what limits those to come, which it follows.
+    """A Sampler whose history is these tokens; grammar: constrains the tokens to come.
 
     The sequence breakers of DRY are looked up in the vocabulary.
     """
@@ -126,7 +132,7 @@ def generate(
 ) -> Iterator[Piece]:
     """Stream an answer of up to n_max tokens; found: the logits of the prompt's last token.
 
-    Ends with a Piece whose finish is "stop" (end-of-generation token or stop string) or "length".
+    The last Piece has the finish "stop" (end-of-generation token or stop string) or "length".
     """
     stream, n_left = TextStream(stop=stop), n_max
     while n_left > 0:
@@ -148,7 +154,7 @@ def generate(
 
 
 def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:
-    """The next token and the logarithm of its probability."""
+    """The sampled next token and the logarithm of its probability."""
     if not isinstance(found, Best):
         token = sampler.sample(found)
         return token, sampler.logprob(found, token)

@@ -1,4 +1,4 @@
-"""A loaded model: what of a file all sessions share, where it runs, and where pages lie."""
+"""A loaded model: what all sessions of a file share, its devices, and its page stores."""
 
 import threading
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """What an Engine has loaded, and its sessions work with."""
+    """What an Engine has loaded and its sessions use."""
 
     file: GGUFFile
     model: Model
     vocab: Vocab
     tokenizer: Tokenizer
     places: tuple[Place, ...]
-    # The pages that sessions share, by the shape of a page of all layers, and types.
+    # The page stores that sessions share, by the shape of a page of all layers, and KV types.
     _stores: dict[tuple[int, int, int, KVTypes], "PageStore"] = field(default_factory=dict)
-    # By their keys: sets of adapters, and the same with them.
+    # Sets of adapters and the model with them, by the adapters' keys.
     adapted: dict[str, "tuple[Adapters, LoadedModel]"] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
 
     @staticmethod
     def of(file: GGUFFile, model: Model, vocab: Vocab, places: Sequence[Place]) -> "LoadedModel":
-        """With the tokenizer of its vocabulary. Raises TokenizerError."""
+        """A loaded model with the tokenizer of its vocabulary. Raises TokenizerError."""
         return LoadedModel(file, model, vocab, tokenizer_for(vocab), tuple(places))
 
     def check_open(self) -> None:
@@ -53,24 +53,24 @@ class LoadedModel:
 
     @property
     def n_threads(self) -> int:
-        """That an op's work is shared by where the first layers run."""
+        """The number of threads that share an op's work on the backend of the first layers."""
         return self.places[0].backend.n_thread
 
     @property
     def backend(self) -> Backend:
-        """Where the last layers run."""
+        """The backend of the last layers."""
         return self.places[-1].backend
 
     def with_kv_on_host(self) -> "LoadedModel":
-        """The same weights, for sessions whose keys, values and attention are on the CPU."""
+        """A loaded model of the same weights whose KV cache and attention are on the CPU."""
         return replace(self, places=tuple(place.with_kv_on_host() for place in self.places))
 
     def new_cache(
         self, place: Place, n_ctx: int, n_tok: int, kv: KVOptions, *, whole: bool
     ) -> "KVCache":
-        """A KV cache for a place's layers, of chunks of up to n_tok tokens.
+        """A KV cache for a place's layers, for chunks of up to n_tok tokens.
 
-        One for all layers with like heads. whole: whether memory has room for all of it.
+        There is one for all layers with equal heads. whole: whether memory has room for all of it.
         """
         from tamis.kv.composite import CompositeKV, divided
 
@@ -92,7 +92,7 @@ class LoadedModel:
     def _cache(
         self, place: Place, hp: HParams, n_ctx: int, n_tok: int, kv: KVOptions, *, whole: bool
     ) -> "KVCache":
-        """A KV cache of layers with like heads, which hp has the shape of."""
+        """A KV cache of layers with equal heads, whose shape hp has."""
         if not whole and hp.n_layer:
             if kv.vram is not None and not place.kv_backend.on_host:
                 from tamis.kv.gpu_page_cache import GpuPageCache
@@ -108,14 +108,15 @@ class LoadedModel:
         return PagedKV(hp, n_ctx, self._page_store(place, hp, kv.types, -(-n_ctx // PAGE)))
 
     def kv_bytes(self, n_ctx: int, types: KVTypes) -> int:
-        """Bytes of the KV cache at n_ctx tokens, on all devices."""
+        """The bytes of the KV cache at n_ctx tokens, on all devices."""
         shapes = [hp for place in self.places for hp, _ in place.kv_shapes(self.model)]
         return sum(kv_bytes(hp, n_ctx, types) for hp in shapes)
 
     def _page_store(self, place: Place, hp: HParams, types: KVTypes, n_page: int) -> "PageStore":
-        """The pages that all sessions of these types share, or room of its own for one session.
+        """The page store that all sessions of these types share, or one session's own.
 
-        The latter on a device that copies whole arrays, and where address space is limited.
+        It is the session's own on a device that copies whole arrays, and if address space is
+        limited.
         """
         from tamis.kv.page_store import PageStore, most_slots
 

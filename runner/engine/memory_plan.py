@@ -1,4 +1,4 @@
-"""What a session will take of each device's memory, and whether that is free: before it is opened.
+"""The memory that a session will take of each device, and whether it is free, before it is opened.
 
 Errors name the parameters of `Engine.load` and `Engine.session` that change the plan.
 """
@@ -14,29 +14,32 @@ from tamis.kv.types import KVOptions, Tier, kv_bytes
 from tamis.model.placement import described, devices
 
 GIB = 1 << 30
-# Tokens of a prompt in a chunk, unless the caller names a number; and the same where a GPU has
+# Tokens of a prompt's chunk, unless the caller names a number; and the larger default if a GPU has
 # all layers, the KV cache, and room: it reads prompts 1.4 times faster then (docs/cuda.md).
 N_UBATCH, N_UBATCH_GPU, MOST_UBATCH = 512, 2048, 4096
 
 
 class MemoryPlan(NamedTuple):
-    """Bytes a session will take. Weights, all sessions' together, are not among the available."""
+    """Bytes that a session will take.
+
+    The weights, all sessions' together, are not in `available`.
+    """
 
     weights: int
     kv: int
     workspace: int
     available: int
-    disk: int = 0  # of the file of the KV cache that memory has no room for
-    host: int = 0  # of RAM, for the KV cache that a GPU's memory has no room for
+    disk: int = 0  # of the KV cache's file, if memory has no room for all of it
+    host: int = 0  # of RAM, for a KV cache that exceeds a GPU's memory
 
     @property
     def fits(self) -> bool:
-        """Whether what a session takes is free."""
+        """Whether the memory that a session takes is free."""
         return self.kv + self.workspace <= self.available
 
     @property
     def whole(self) -> bool:
-        """Whether the whole KV cache has room where it is read."""
+        """Whether memory where the KV cache is read has room for all of it."""
         return not self.disk and not self.host
 
 
@@ -47,14 +50,14 @@ def plans(
     kv: KVOptions,
     copies: Mapping[str, int] | None = None,
 ) -> dict[str, MemoryPlan]:
-    """The plan of each device that the model's places are on, once the weights are copied.
+    """The plan of each device of the model's places, once the weights are copied.
 
-    copies: bytes that a method keeps of the keys, by device: see SelectorState.n_bytes.
+    copies: bytes of keys that a method keeps, by device: see SelectorState.n_bytes.
     """
     places, weights, found = loaded.places, loaded.model.weights, {}
     elsewhere = sum(p.weight_bytes(weights) for p in places if not p.embedding)
     for device, backend in devices(places).items():
-        # What no GPU has, such as the token embedding, is on the CPU.
+        # Tensors that no GPU has, such as the token embedding, are on the CPU.
         n_weight = sum(
             weights.n_bytes - elsewhere if p.embedding else p.weight_bytes(weights)
             for p in places
@@ -83,7 +86,7 @@ def plans(
 
 
 def total(found: Mapping[str, MemoryPlan]) -> MemoryPlan:
-    """Of a model on two devices: all of it, which fits if each part does."""
+    """The sum for a model on two devices; it fits if each part does."""
     parts = list(found.values())
     if len(parts) == 1:
         return parts[0]
@@ -93,9 +96,9 @@ def total(found: Mapping[str, MemoryPlan]) -> MemoryPlan:
 
 
 def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
-    """Tokens of a prompt in a chunk, unless the caller names a number."""
+    """The tokens of a prompt's chunk, unless the caller names a number."""
     places = loaded.places
-    if loaded.model.arch.is_encoder:  # a text is read at once
+    if loaded.model.arch.is_encoder:  # it reads a whole text at once
         return min(max(N_UBATCH, n_ctx), MOST_UBATCH)
     if kv.vram is not None or any(p.kv_backend.on_host for p in places if p.layers):
         return N_UBATCH
@@ -107,7 +110,7 @@ def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
 def checked_plans(
     loaded: LoadedModel, n_ctx: int, n_ubatch: int, kv: KVOptions, copies: Mapping[str, int]
 ) -> dict[str, MemoryPlan]:
-    """The plan of each device, where it fits. Raises MemoryError, ValueError."""
+    """The plan of each device, which fits. Raises MemoryError, ValueError."""
     if kv.vram is not None:
         _check_vram(loaded, kv.tier)
     found = plans(loaded, n_ctx, n_ubatch, kv, copies)
@@ -129,7 +132,7 @@ def checked_plans(
 def _check_disk(
     loaded: LoadedModel, n_ctx: int, tier: Tier, found: Mapping[str, MemoryPlan]
 ) -> None:
-    """Raise ValueError where no KV cache can be in a file, or the disk has no room."""
+    """Raise ValueError if the KV cache cannot be in a file, or the disk has no room."""
     if not any(backend.on_host for backend in devices(loaded.places).values()):
         raise ValueError(
             "this device keeps the whole KV cache in its memory: leave out kv_ram, or have it "
@@ -148,7 +151,7 @@ def _check_disk(
 
 
 def _check_vram(loaded: LoadedModel, tier: Tier | None) -> None:
-    """Raise ValueError where no GPU has a KV cache, or RAM may not have all of it."""
+    """Raise ValueError if no GPU has a KV cache, or RAM must not hold all of it."""
     on = [p for p in loaded.places if p.layers and not p.backend.sides[0].on_host]
     if not on:
         raise ValueError(
@@ -168,7 +171,7 @@ def _check_vram(loaded: LoadedModel, tier: Tier | None) -> None:
 
 
 def _check_host(loaded: LoadedModel, n_ctx: int, found: Mapping[str, MemoryPlan]) -> None:
-    """Raise MemoryError where RAM has no room for the KV cache that a GPU has frames for."""
+    """Raise MemoryError if RAM has no room for the KV cache that backs a GPU's frames."""
     n_host = sum(plan.host for plan in found.values())
     if n_host == 0:
         return

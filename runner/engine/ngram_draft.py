@@ -1,8 +1,8 @@
-"""Drafts by the text itself: what followed the last few tokens where they stood before.
+"""Drafts from the text itself: the tokens that followed an earlier occurrence of the last n-gram.
 
-Prompt lookup, llama.cpp's "ngram-simple": a text that rewrites or quotes what it has read repeats
-it. It costs no model. Where drafts are not taken they become shorter and rarer, so that a text
-that repeats nothing is written as fast as without.
+This is prompt lookup, llama.cpp's "ngram-simple": a text that rewrites or quotes what it has read
+repeats it. It needs no model. If drafts are rejected they become shorter and rarer, so that a text
+without repetitions is generated as fast as without drafts.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from tamis.select.base import PerRole
 from tamis.select.beyond import Beyond
 from tamis.select.dense import Dense
 
-SIZE_N, SIZE_M = 6, MOST_ALIKE - 1  # tokens that are looked up, and of the longest draft
+SIZE_N, SIZE_M = 6, MOST_ALIKE - 1  # tokens of the n-gram, and of the longest draft
 FIRST = 4  # tokens of the first draft
-LONGEST_PAUSE = 64  # tokens that are written without a draft after some that were wrong
+LONGEST_PAUSE = 64  # tokens that are generated without a draft after rejected ones
 ANY = 1 << 62  # positions
 
 
 class NGrams(NamedTuple):
-    """Sizes of an NGramDraft. asked: whether a person wants it, whatever it may cost."""
+    """Sizes of an NGramDraft. asked: whether the user asked for it, at any cost."""
 
     size_n: int = SIZE_N
     size_m: int = SIZE_M
@@ -30,7 +30,7 @@ class NGrams(NamedTuple):
 
 
 def dense_until(session: Session) -> int:
-    """Positions up to which a session's prompts and decode steps read all keys; 0: none."""
+    """Positions up to which a session's prompts and decode steps are dense; 0: none."""
     method = session.selector
     for_prompt, for_step = (
         (method.for_prefill, method.for_decode) if isinstance(method, PerRole) else (method, method)
@@ -45,19 +45,19 @@ def dense_until(session: Session) -> int:
 
 
 def suits(session: Session) -> bool:
-    """Whether such drafts never cost a session much: a CPU's, without a state to go back to."""
+    """Whether such drafts cost a session little: it is on the CPU, without recurrent states."""
     dense = dense_until(session) > 0 and session.audit is None
     return dense and session.backend.on_host and not session.has_states
 
 
 class NGramDraft(Draft):
-    """The tokens that followed the last `size_n` tokens where these stood last.
+    """Proposes the tokens that followed the last occurrence of the last `size_n` tokens.
 
     Raises ValueError for sizes out of range.
     """
 
     def __init__(self, size_n: int = SIZE_N, size_m: int = SIZE_M) -> None:
-        """size_m: tokens of the longest draft, 1 to 15."""
+        """Make a drafter; size_m: tokens of the longest draft, 1 to 15."""
         if not 1 <= size_n <= 64 or not 1 <= size_m <= SIZE_M:
             raise ValueError(
                 f"n-grams of {size_n} tokens and drafts of {size_m}, expected 1 to 64 and "
@@ -66,14 +66,15 @@ class NGramDraft(Draft):
         self._size_n, self._size_m = size_n, size_m
         self.n_max = size_m
         self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}  # of n-grams of these tokens, but the last one
+        # the end positions of these tokens' n-grams, except the last one
+        self._ends: dict[tuple[int, ...], int] = {}
         self._n, self._pause = min(FIRST, size_m), 0
         self._rest = 0  # tokens until the next draft
         self._proposed: list[int] = []
-        self._at = 0  # the position of the first of them
+        self._at = 0  # the position of the draft's first token
 
     def check(self, session: Session) -> None:
-        """Raise ValueError where a session would not check these drafts by dense attention."""
+        """Raise ValueError if a session would not verify these drafts by dense attention."""
         if dense_until(session) == 0 or session.audit is not None:
             raise ValueError(
                 "drafts by n-grams are checked by dense attention: leave out attn, prefill, "
@@ -81,11 +82,11 @@ class NGramDraft(Draft):
             )
 
     def until(self, session: Session) -> int:
-        """Positions up to which drafts of a session are checked as its steps would read."""
+        """The position up to which verification and decode steps attend to the same keys."""
         return dense_until(session)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Up to n tokens; none where the text has not come this way before, or drafts rest."""
+        """Up to n tokens; none if the n-gram is new, or drafts pause."""
         self._adapt(tokens)
         self._follow(tokens)
         n = min(n, self._n)
@@ -93,13 +94,13 @@ class NGramDraft(Draft):
         if n < 1 or end is None or self._rest > 0:
             return []
         found = self._tokens[end : end + n]
-        while len(found) < n:  # the text repeats itself right here
+        while len(found) < n:  # the text repeats within the draft
             found.append(found[len(found) - (len(tokens) - end)])
         self._proposed, self._at = found, len(tokens)
         return found
 
     def _adapt(self, tokens: Sequence[int]) -> None:
-        """Choose the next draft's length, and when it may come, by what was taken of the last."""
+        """Choose the next draft's length, and the pause before it, from the accepted length."""
         last, self._proposed = self._proposed, []
         if not last or len(tokens) <= self._at:
             self._rest = max(0, self._rest - 1)
@@ -116,7 +117,7 @@ class NGramDraft(Draft):
         self._rest = 0 if n_taken else self._pause
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Know these tokens' n-grams, but for the last one."""
+        """Add these tokens' n-grams, except the last one."""
         size, held = self._size_n, len(self._tokens)
         if self._tokens != tokens[:held]:
             self._tokens, self._ends, held = [], {}, 0
@@ -128,10 +129,10 @@ class NGramDraft(Draft):
 def with_ngrams(
     own: Draft | None, session: Session, ngrams: NGrams | None, n_max: int
 ) -> Draft | None:
-    """What drafts for a session: n-grams, then `own`, whose drafts have up to n_max tokens.
+    """The drafter of a session: n-grams, then `own`, whose drafts have up to n_max tokens.
 
-    N-grams that nobody has asked for stand aside where there is another draft, and where they may
-    cost more than they give. Raises ValueError for sizes out of range.
+    N-grams that the user did not ask for are left out if there is another drafter, or if they may
+    cost more than they gain. Raises ValueError for sizes out of range.
     """
     if ngrams is None or not (ngrams.asked or (own is None and suits(session))):
         return own

@@ -1,6 +1,7 @@
-"""Pages of a session's KV cache as rows of bytes, of any backend and tier: read, and written back.
+"""Copies of a session's KV pages as rows of bytes, for any backend and tier, in both directions.
 
-A row is a page of all layers: of each its keys, then its values, PAGE positions of all KV heads.
+A row is one page of all layers: for each layer its keys, then its values, of PAGE positions and all
+KV heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +16,13 @@ from tamis.kv.types import KVTypes
 
 
 class _Part(NamedTuple):
-    """Keys or values of a layer in a row."""
+    """The keys or values of a layer within a row."""
 
-    layer: int  # counted from 0 over those that have a KV cache
+    layer: int  # counted from 0 over the layers that have a KV cache
     value: bool
     n_head_kv: int
     row: np.dtype
-    first: int  # byte of the row
+    first: int  # the first byte in the row
     end: int
 
 
@@ -66,7 +67,7 @@ def read_pages(kv: KVCache, loaded: LoadedModel, first: int, n_tokens: int) -> n
 def write_pages(
     kv: KVCache, loaded: LoadedModel, first: int, n_tokens: int, pages: Sequence[np.ndarray]
 ) -> None:
-    """Set what is held from page `first` on, to position n_tokens, as `read_pages` gave it.
+    """Write the pages from page `first` on, up to position n_tokens, as `read_pages` returned them.
 
     Raises OutOfPagesError, KVFileError.
     """

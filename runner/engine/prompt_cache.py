@@ -1,17 +1,17 @@
 """A cache of prompts beyond the sessions that read them: in RAM, and in files that outlive it.
 
-What is kept is pages of 64 tokens by hash. The hash of a page covers the hash of the one before it,
-and the first one's what keys depend on beside tokens: weights, adapters, KV types, methods, device
-and the caller's scope. So a prefix that conversations share is kept once, files of several
-processes and models lie in one folder, and a look-up needs no list: page after page is there or
-not. After the last whole page of a sequence comes its *end*: the tokens since, their page, and the
-states of recurrent layers, which a sequence with such layers can go on from only there.
+It stores pages of 64 tokens by hash. The hash of a page covers the hash of the one before it, and
+that of the first covers what keys depend on beside tokens: weights, adapters, KV types, methods,
+device and the caller's scope. So a prefix that conversations share is stored once, files of several
+processes and models lie in one folder, and a look-up needs no list: it tries page after page. After
+the last whole page of a sequence comes its *end*: the tokens since, their page, and the states of
+recurrent layers; a sequence with such layers can resume only from an end.
 
-What goes first where there is no room: each page is due at the time at which a conversation that
-has it was last used, later by a second for each token of that conversation, of a day's at most. A
-conversation's pages are due together, its last pages first. So conversations go as a whole, the one
-unused longest first; and one that is n tokens longer than others stays while they go in the n
-seconds after its use, however many they are: reading it again would take longer.
+Eviction order: each page is due at the time at which a conversation with it was last used, plus one
+second for each token of that conversation, up to one day. A conversation's pages are due together,
+its last pages first. So conversations are evicted as a whole, the least recently used one first;
+and a conversation that is n tokens longer than others survives them in the n seconds after its use,
+however many they are: computing it again would take longer.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ from tamis.kv.page_files import PageFiles, Record
 from tamis.kv.pages import OutOfPagesError
 from tamis.kv.unit_file import KVFileError
 
-LONGEST = 86400  # tokens: longer conversations are due as if they had so many
-PAGE_SECONDS = 1e-3  # that a page is due before the one ahead of it
+LONGEST = 86400  # in tokens: longer conversations are due as if they had this many
+PAGE_SECONDS = 1e-3  # the time by which a page is due before its predecessor
 RUN = 64  # pages that are copied at once
-ROOM = 16  # where RAM is full, a part of it this small is emptied
-VERSION = 1  # of what the hashes cover, and of the pages
+ROOM = 16  # a full RAM is emptied by one ROOM-th
+VERSION = 1  # of the hashes' content, and of the pages
 _NONE, _NO_TOKENS = np.zeros(0, np.uint8), np.zeros(0, np.int32)
 
 
 class _Found(NamedTuple):
-    """What is kept of a prompt: whole pages, and an end where `end` is one."""
+    """The stored part of a prompt: whole pages, and an end if `end` is set."""
 
     names: list[bytes]
     end: Record | None
@@ -47,23 +47,23 @@ class _Found(NamedTuple):
 
 
 class PromptCache:
-    """Keeps what sessions hold, and appends it to sessions that begin alike.
+    """Stores the KV cache of sessions, and appends it to sessions with the same prefix.
 
-    Its calls are of one thread, which owns the sessions. A failure of the disk, or too little
-    memory, is a page that is not there.
+    All calls come from one thread, which owns the sessions. After a failure of the disk, or with
+    too little memory, a page counts as missing.
     """
 
     def __init__(self, n_ram: int, files: PageFiles | None = None, salt: str = "") -> None:
-        """n_ram: bytes that may be kept in RAM; files: where all that is kept is written to.
+        """Make a cache; n_ram: bytes kept in RAM; files: where all records are also written.
 
-        salt: what keys depend on beside what a session knows of itself.
+        salt: what keys depend on beside what a session itself knows.
         """
         self.n_ram, self._files, self._salt = n_ram, files, salt
         self._records: dict[bytes, Record] = {}
         self._due: dict[bytes, float] = {}
         self._identities: WeakKeyDictionary[Session, bytes] = WeakKeyDictionary()
         self.ram_bytes = 0  # kept in RAM
-        self.n_kept = self.n_restored = 0  # bytes that were taken from sessions, and given to them
+        self.n_kept = self.n_restored = 0  # bytes stored from sessions, and restored to them
         self.n_hits = self.n_restored_tokens = 0
         self.n_ram_evicted = 0  # records
 
@@ -71,7 +71,7 @@ class PromptCache:
     def open(
         n_ram: int, folder: str | Path | None = None, n_disk: int = 0, salt: str = ""
     ) -> "PromptCache":
-        """A cache of n_ram bytes, and of n_disk bytes of files in a folder where one is named.
+        """A cache with n_ram bytes of RAM, and n_disk bytes of files if a folder is named.
 
         Raises OSError for a folder that cannot be made, or that others may change.
         """
@@ -80,21 +80,24 @@ class PromptCache:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes in the folder, as far as they are known."""
+        """The bytes in the folder, as far as they are known."""
         return 0 if self._files is None else self._files.held
 
     @property
     def n_evicted(self) -> int:
-        """Records that had no room: those in RAM, where there are no files, or else files."""
+        """The number of evicted records: of those in files, or in RAM if there are no files."""
         return self.n_ram_evicted if self._files is None else self._files.n_evicted
 
     @property
     def n_failed(self) -> int:
-        """Files that could not be written, or were damaged."""
+        """The number of files that could not be written, or were damaged."""
         return 0 if self._files is None else self._files.n_failed
 
     def keep(self, session: Session, scope: str = "") -> None:
-        """Keep what a session holds, as far as it is not kept. Raises KVFileError, MemoryError."""
+        """Store what a session holds, except what is stored already.
+
+        Raises KVFileError, MemoryError.
+        """
         tokens = np.asarray(session.tokens, np.int32)
         if not len(tokens):
             return
@@ -119,11 +122,11 @@ class PromptCache:
     def extend(
         self, session: Session, ids: Sequence[int], scope: str = "", *, least: int = 1
     ) -> int:
-        """Append what is kept of a prompt, which begins with what a session holds, to the session.
+        """Append to a session what is stored of a prompt that begins with the session's tokens.
 
-        Never the prompt's last token, whose logits are needed, and nothing where it is fewer than
-        `least` tokens. Returns how many tokens the session holds then. Raises KVFileError where its
-        own KV cache is in a file that fails.
+        It never includes the prompt's last token, whose logits are needed, and appends nothing if
+        it would be fewer than `least` tokens. Returns the number of tokens that the session holds
+        then. Raises KVFileError if the session's own KV cache is in a file that fails.
         """
         held, tokens = session.n_past, np.asarray(ids, np.int32)
         root, states = self._root(session, scope), session.has_states
@@ -131,7 +134,7 @@ class PromptCache:
         n_tokens = min(found.n_tokens, session.n_ctx, len(tokens) - 1)
         if n_tokens < held + least:
             return held
-        # To truncate recurrent layers computes tokens again, but for all.
+        # Truncating recurrent layers computes tokens again, unless all are dropped.
         first = 0 if session.has_states else held // PAGE
         records = self._read(found, first, -(-n_tokens // PAGE))
         n_tokens = min(n_tokens, (first + len(records)) * PAGE)
@@ -148,7 +151,7 @@ class PromptCache:
             session.append_pages(tokens[first * PAGE : n_tokens].tolist(), pages, state)
         except KVFileError:
             raise
-        except (ValueError, MemoryError, OutOfPagesError):  # what a file has does not fit
+        except (ValueError, MemoryError, OutOfPagesError):  # the content of a file does not fit
             return session.n_past
         self.n_hits += 1
         self.n_restored += sum(map(len, pages))
@@ -160,7 +163,10 @@ class PromptCache:
         return n_tokens
 
     def evict(self, session: Session, scope: str = "") -> None:
-        """Drop what is kept of a session's sequence; others read again what they share of it."""
+        """Evict the records of a session's sequence.
+
+        Others compute again what they share with it.
+        """
         root = self._root(session, scope)
         names = _chain(root, np.asarray(session.tokens, np.int32))
         nodes = [root, *names]
@@ -170,21 +176,24 @@ class PromptCache:
                 self._files.remove(name)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Wait for files to be written, for some seconds."""
+        """Wait some seconds until files are written."""
         if self._files is not None:
             self._files.close(seconds)
 
     # --- records by their names ------------------------------------------------------------------
 
     def _root(self, session: Session, scope: str) -> bytes:
-        """What the first page's hash covers beside its tokens."""
+        """The part of the first page's hash that is independent of its tokens."""
         if session not in self._identities:
             self._identities[session] = session.identity
         text = json.dumps([VERSION, self._salt, scope]).encode()
         return _digest(self._identities[session] + text)
 
     def _find(self, root: bytes, tokens: np.ndarray, *, states: bool) -> _Found:
-        """What is kept of a prompt; with states only up to an end, as a state is needed there."""
+        """The stored part of a prompt.
+
+        With states only up to an end, as a state is needed there.
+        """
         names = []
         for name in _chain(root, tokens):
             if not self._has(name):
@@ -204,7 +213,7 @@ class PromptCache:
         return _Found(names, None, 0)
 
     def _read(self, found: _Found, first: int, n_page: int) -> list[Record]:
-        """The records of pages first .. n_page - 1, as far as they can be read."""
+        """The records of pages first .. n_page - 1, up to the first that cannot be read."""
         records: list[Record] = []
         for i in range(first, n_page):
             record = self._get(found.names[i]) if i < len(found.names) else found.end
@@ -217,7 +226,7 @@ class PromptCache:
         return name in self._records or (self._files is not None and self._files.has(name))
 
     def _get(self, name: bytes) -> Record | None:
-        """A record; one that was in a file is in RAM then."""
+        """A record; one from a file is then kept in RAM."""
         found = self._records.get(name)
         if found is None and self._files is not None:
             found = self._files.read(name)
@@ -232,7 +241,7 @@ class PromptCache:
             self._files.write(name, record, due)
 
     def _hold(self, name: bytes, record: Record, due: float) -> None:
-        """Have a record in RAM, as long as there is room."""
+        """Keep a record in RAM, if there is room."""
         if record.n_byte <= self.n_ram:
             self._drop(name)
             self._records[name], self._due[name] = record, due
@@ -245,13 +254,13 @@ class PromptCache:
             self._files.touch(name, due)
 
     def _drop(self, name: bytes) -> None:
-        """Drop a record of RAM, if it is there."""
+        """Drop a record from RAM, if it is there."""
         if (found := self._records.pop(name, None)) is not None:
             del self._due[name]
             self.ram_bytes -= found.n_byte
 
     def _make_room(self) -> None:
-        """Drop the records of RAM that are due first where there are too many bytes."""
+        """Drop the records of RAM that are due first, if there are too many bytes."""
         if self.ram_bytes <= self.n_ram:
             return
         for name in sorted(self._due, key=self._due.__getitem__):
@@ -263,7 +272,7 @@ class PromptCache:
     def _keep_end(
         self, session: Session, nodes: list[bytes], tokens: np.ndarray, state: np.ndarray
     ) -> None:
-        """Keep the end of a sequence's first tokens. nodes: the names of pages, after the root."""
+        """Store the end of a sequence's first tokens. nodes: the names of pages, after the root."""
         n = len(tokens) // PAGE
         rest = tokens[n * PAGE :]
         name = _end_of(nodes[n]) if len(rest) else _state_of(nodes[n])
@@ -278,7 +287,7 @@ class PromptCache:
 
 
 def _due(now: float, n_tokens: int, page: int) -> float:
-    """When a page of a conversation of n_tokens tokens that is used now is due."""
+    """The time at which a page is due, of a conversation of n_tokens tokens that is used now."""
     return now + min(n_tokens, LONGEST) - PAGE_SECONDS * page
 
 
@@ -296,7 +305,7 @@ def _chain(root: bytes, tokens: np.ndarray) -> list[bytes]:
 
 
 def _n_same(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences, in tokens."""
     n = min(len(a), len(b))
     differs = np.flatnonzero(a[:n] != b[:n])
     return int(differs[0]) if len(differs) else n

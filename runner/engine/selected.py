@@ -1,4 +1,4 @@
-"""What attention has read, as arrays."""
+"""The positions that attention has read, as arrays."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from tamis.jit_kernels.contract.types import Selection
 
 
 class Selected(NamedTuple):
-    """The positions that a layer read for one token, a row a KV head, or a query head.
+    """The positions that a layer read for one token, one row per KV head or query head.
 
     positions: int64 arrays [n_row], each ascending. mask: bool [n_row, n_kv], true where read; the
     last column is the token's own position.

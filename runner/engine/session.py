@@ -72,7 +72,7 @@ class Session(Generating):
                 "audit needs all layers on one device: leave out one of audit and n_gpu_layers"
             )
         _check_positions(model, n_ctx, audit, is_dense=selector == Dense())
-        # A chunk of one token is decode's Program: chunks have room for two.
+        # A chunk of one token would be decode's Program, so chunks have room for at least two.
         n_tok = max(2, n_ubatch)
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
         shape = _selector_shape(hp, window, n_kv, n_tok)
@@ -80,7 +80,7 @@ class Session(Generating):
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._few = exact_rows(model)
-        self.plans: Mapping[str, MemoryPlan] = plans  # by device, as of before it was opened
+        self.plans: Mapping[str, MemoryPlan] = plans  # by device, as they were before it was opened
         self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
         self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
@@ -116,14 +116,14 @@ class Session(Generating):
         self.close()
 
     def close(self) -> None:
-        """Give back its pages. Calls afterwards raise RuntimeError."""
+        """Free its pages. Calls afterwards raise RuntimeError."""
         if not self._closed:
             self._closed = True
             if not self._loaded.closed.is_set():
                 self.truncate(0)
 
     def _check_open(self) -> None:
-        """Raise RuntimeError for a session that was closed, or whose engine was."""
+        """Raise RuntimeError if the session or its engine was closed."""
         self._loaded.check_open()
         if self._closed:
             raise RuntimeError("the session is closed: open another with engine.session()")
@@ -135,17 +135,17 @@ class Session(Generating):
 
     @property
     def n_past(self) -> int:
-        """How many tokens are held."""
+        """The number of tokens in the KV cache."""
         return len(self._tokens)
 
     @property
     def n_free(self) -> int:
-        """How many more tokens it can hold."""
+        """The number of tokens that still fit."""
         return self.n_ctx - self.n_past
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The model's tokenizer."""
         return self._loaded.tokenizer
 
     @property
@@ -155,17 +155,17 @@ class Session(Generating):
 
     @property
     def kv_ram(self) -> int | None:
-        """Bytes of memory for the KV cache; None where it is as much as it needs."""
+        """The bytes of memory for the KV cache; None: no limit."""
         return self._kv.kv_ram
 
     @property
     def kv_vram(self) -> int | None:
-        """Bytes of a GPU's memory for the KV cache; None where it is as much as it needs."""
+        """The bytes of a GPU's memory for the KV cache; None: no limit."""
         return self._kv.kv_vram
 
     @property
     def kv_counts(self) -> KVCounts | None:
-        """What the disk, or a GPU's frames, have been asked for; None where neither is there."""
+        """Counters of the KV cache's disk or GPU tier; None without a tier."""
         for stage in self._stages:
             if stage.kv.counts is not None:
                 stage.backend.fetch(*stage.kv.counters)
@@ -174,20 +174,20 @@ class Session(Generating):
 
     @property
     def audit(self) -> Audit | None:
-        """What audited steps have shown; None where none are."""
+        """The findings of audited steps; None without audits."""
         return self._audit
 
     @property
     def mass(self) -> Mass | None:
-        """What decode steps since the last prompt hold of attention, estimated; see `min_mass`.
+        """The estimated mass that decode steps since the last prompt have retained; see `min_mass`.
 
-        None where it is not measured, or no step has left anything out.
+        None if it is not measured, or no step has left a key out.
         """
         return mass_of([meter for _, meter in self._meters])
 
     @property
     def n_ubatch(self) -> int:
-        """Tokens of a prompt that are computed at once."""
+        """The tokens of a prompt that are computed at once."""
         return self._forward.n_ubatch
 
     @property
@@ -196,9 +196,10 @@ class Session(Generating):
         return self._forward
 
     def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
-        """Append tokens; logits f32 [n_vocab] of the last one.
+        """Append tokens; returns the logits f32 [n_vocab] of the last one.
 
-        progress(done, total) in tokens, after each chunk. Raises ContextError, ValueError.
+        progress(done, total) is called in tokens, after each chunk. Raises ContextError,
+        ValueError.
         """
         self._check_predicts()
         logits = None
@@ -209,10 +210,12 @@ class Session(Generating):
         return logits
 
     def prefill_steps(self, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
-        """As `prefill`, a chunk a step: yields how many tokens are done; returns the logits.
+        """Do what `prefill` does in steps of a chunk: yields the number of tokens done.
 
-        Other sessions may run between steps. Closed early, it has appended what was done; on an
-        error nothing.
+        Returns the logits.
+
+        Other sessions may run between steps. If it is closed early, it has appended the tokens
+        done; on an error nothing.
         """
         self._check_predicts()
         done, logits, steps = 0, None, self._append(ids, None)
@@ -223,14 +226,15 @@ class Session(Generating):
                 done += len(chunk)
                 yield done
         except GeneratorExit:
-            self._tokens += list(map(int, ids[:done]))  # before the pages of others are given back
+            # before pages shared with others are released
+            self._tokens += list(map(int, ids[:done]))
             steps.close()
             raise
         assert logits is not None
         return logits
 
     def decode(self, token_id: int) -> np.ndarray:
-        """Append one token; its logits, f32 [n_vocab], the caller's to keep and to change.
+        """Append one token; returns a new array of its logits, f32 [n_vocab].
 
         Raises ContextError, ValueError, AuditError, KVFileError.
         """
@@ -238,9 +242,10 @@ class Session(Generating):
         return self._forward.logits_of_step()
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
-        """As `decode`, but only the n best logits, where that is worth it and all are numbers.
+        """Do what `decode` does, but return only the n best logits if that saves time.
 
-        On a GPU the others are not copied to the host. n None: all.
+        All logits are returned if one is not finite. On a GPU the others are not copied to the
+        host. n None: all.
         """
         if n is None or n > min(MOST, self._loaded.hp.n_vocab):
             return self.decode(token_id)
@@ -262,33 +267,33 @@ class Session(Generating):
 
     @property
     def model(self) -> Model:
-        """Its model: with its adapters, another one than the engine's."""
+        """The session's model; with adapters, another one than the engine's."""
         return self._loaded.model
 
     @property
     def evicts(self) -> bool:
-        """Whether its decode steps never read again what an earlier one left out."""
+        """Whether tokens that one decode step leaves out are never read again."""
         return any(stage.state.evicting for stage in self._stages)
 
     @property
     def batchable(self) -> bool:
-        """Whether a Batch may run its steps with others.
+        """Whether a Batch may run its steps together with others.
 
-        It has no audit, one device, and its KV cache in that one's memory.
+        It must have no audit, one device, and its KV cache in that device's memory.
         """
         alone = self._audit is not None or len(self._stages) > 1
         return not alone and self._kv.resident and not self._stages[0].pauses
 
     @property
     def backend(self) -> Backend:
-        """What runs its last layers."""
+        """The backend of its last layers."""
         return self._stages[-1].backend
 
     def selected(self, layer: int) -> Selected:
-        """What a layer's attention read at the last decode step: see Selected.
+        """The positions that a layer's attention read in the last decode step.
 
-        Dense layers have read all positions that they see. Raises ValueError where there is no such
-        layer, or where no decode step was the last thing that happened.
+        Dense layers have read all positions that they see. Raises ValueError if there is no such
+        layer, or if the last call was not a decode step.
         """
         self._check_open()
         stage = next((stage for stage in self._stages if layer in stage.layers), None)
@@ -304,7 +309,7 @@ class Session(Generating):
         return selected(sel, pos, self._loaded.model.window(layer))
 
     def begin_step(self, token_id: int) -> None:
-        """Make room for one more token, for a Batch. Raises ContextError, ValueError."""
+        """Make room for one more token; called by a Batch. Raises ContextError, ValueError."""
         loaded, n_past = self._loaded, self.n_past
         if 0 <= token_id < loaded.hp.n_vocab and n_past < self.n_ctx:  # as nearly always
             self._check_predicts()
@@ -316,11 +321,11 @@ class Session(Generating):
         self._states.begin()
 
     def own_step(self) -> Program:
-        """The Program of the next token, after `begin_step`, for a Batch."""
+        """The Program of the next token, after `begin_step`; called by a Batch."""
         return self._forward.own_step(self.n_past)
 
     def end_step(self, token_id: int) -> None:
-        """Add the token, whose K and V are in the cache."""
+        """Append the token whose K and V are in the cache; called by a Batch."""
         for stage, meter in self._meters:
             stage.backend.fetch(meter.report)
             meter.take()
@@ -331,9 +336,10 @@ class Session(Generating):
             self._keep_states()
 
     def logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """Append tokens; logits of all of them, in slices f32 [n_row, n_vocab].
+        """Append tokens; yields the logits of all, in slices f32 [n_row, n_vocab].
 
-        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        The tokens are held once the iterator is exhausted; one that is closed early appends
+        nothing.
         """
         self._check_predicts()
         for chunk, _ in self._append(ids, None):
@@ -341,18 +347,19 @@ class Session(Generating):
                 yield self._forward.logits(row, min(HEAD_ROWS, len(chunk) - row))
 
     def hidden(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """Append tokens; what the output head reads of each, in slices f32 [n_row, n_embd].
+        """Append tokens; yields the output head's input for all, in slices f32 [n_row, n_embd].
 
-        The tokens are held once the iterator is exhausted; one left early appends nothing.
+        The tokens are held once the iterator is exhausted; one that is closed early appends
+        nothing.
         """
         for chunk, _ in self._append(ids, None):
             yield self._forward.hidden(len(chunk))
 
     def embed(self, ids: Sequence[int], pooling: str | None = None) -> np.ndarray:
-        """Replace the sequence by a text; what stands for it, as `Heads.pooled` has it.
+        """Replace the sequence by a text; returns its embedding, as `Heads.pooled` computes it.
 
-        pooling: one of POOLINGS; None: the file's, or "mean" where that says nothing. With "rank"
-        the scores of the model's labels. Raises ValueError, ContextError.
+        pooling: one of POOLINGS; None: the file's, or "mean" if it names none. With "rank" the
+        result is the scores of the model's labels. Raises ValueError, ContextError.
         """
         heads = self._loaded.model.heads
         pooling = pooling or heads.pooling_or_mean
@@ -361,7 +368,7 @@ class Session(Generating):
         return heads.pooled(np.concatenate(list(self.hidden(ids))), pooling)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop all but the first n_tokens tokens. Raises ValueError where it holds fewer."""
+        """Drop all but the first n_tokens tokens. Raises ValueError if it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
             raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
         del self._tokens[n_tokens:]
@@ -376,9 +383,9 @@ class Session(Generating):
             self._states.keep()
 
     def _go_back(self) -> None:
-        """Make the recurrent states those after the tokens that are held.
+        """Restore the recurrent states after the tokens that are held.
 
-        A state cannot be truncated: tokens since the newest snapshot are computed again.
+        A state cannot be truncated: tokens since the newest usable snapshot are computed again.
         """
         if not self._states.shapes or self._states.n_tokens == self.n_past:
             return
@@ -386,7 +393,7 @@ class Session(Generating):
         first = self._states.go_back(self.n_past)
         self._send_states()
         if first < self.n_past:
-            self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
+            self._kv.reserve(first, self.n_past)  # copies pages that others hold, too
             self._drop(first)
         for at in chunks(first, self.n_past, self.n_ubatch, self._few):
             chunk = np.array(self._tokens[at.start : at.stop], np.int32)
@@ -395,23 +402,23 @@ class Session(Generating):
             self._states.end(at.stop)
 
     def _send_states(self) -> None:
-        """Show kernels the recurrent states."""
+        """Copy the recurrent states to where kernels read them."""
         for stage in self._stages:
             stage.backend.send(*self._states.views(stage.layers))
 
     def _fetch_states(self) -> None:
-        """Show Python the recurrent states."""
+        """Copy the recurrent states to where Python reads them."""
         for stage in self._stages:
             stage.backend.fetch(*self._states.views(stage.layers))
 
     def remove(self, first: int, end: int) -> None:
-        """Drop tokens first .. end - 1; those after move down, and their keys are re-rotated.
+        """Drop tokens first .. end - 1; later ones move down, and their keys are re-rotated.
 
         Later tokens keep what they have read of the dropped ones: this is llama.cpp's context
-        shift, not what a prompt without those tokens gives. Takes as much memory again as the keys
-        and values from `first` on. Raises ValueError where there are no such tokens. Where keys and
-        values are in a file there is no such copy: a call that fails or is interrupted then leaves
-        only whole pages of what was before `first`, and says so.
+        shift, not the result of a prompt without those tokens. It needs as much additional memory
+        as the KV cache from `first` on. Raises ValueError if there are no such tokens. A KV cache
+        in a file has no such copy: a call that fails or is interrupted then leaves only whole pages
+        of the tokens before `first`, and the error says so.
         """
         if not 0 <= first <= end <= self.n_past:
             raise ValueError(f"cannot remove tokens {first} to {end} of {self.n_past}")
@@ -427,7 +434,7 @@ class Session(Generating):
             return
         before, model = self._tokens, self._loaded.model
         gone, neox = range(first, end), model.arch.neox
-        self._kv.reserve(first, self.n_past)  # pages that others hold are copied now
+        self._kv.reserve(first, self.n_past)  # copies pages that others hold, too
         self._fetch_kv()
         kept = self._kv.pages_from(first) if self._kv.kv_ram is None else None
         try:
@@ -451,7 +458,7 @@ class Session(Generating):
         self._kv.truncate(self.n_past)
 
     def _drop(self, n_tokens: int) -> None:
-        """Let the methods drop what they know of positions from n_tokens on."""
+        """Make the methods drop their state of positions from n_tokens on."""
         for stage in self._stages:
             stage.backend.fetch(*stage.state.counters)
             stage.state.truncate(n_tokens)
@@ -460,8 +467,8 @@ class Session(Generating):
     def copy(self, other: "Session", n_tokens: int | None = None) -> None:
         """Replace the sequence by another session's of the same engine, or its first n_tokens.
 
-        Where both keep the same types in memory, they share its pages until one of them writes.
-        Raises ContextError, ValueError where the other holds fewer.
+        If both have the same types in memory, they share its pages until one of them writes. Raises
+        ContextError, ValueError if the other holds fewer.
         """
         self._check_open()
         other._check_open()
@@ -484,9 +491,10 @@ class Session(Generating):
 
     @property
     def identity(self) -> bytes:
-        """What keys, values and states depend on beside tokens: weights, types, methods, devices.
+        """A digest of what the KV cache and states depend on beside tokens.
 
-        A digest that is the same in every process that has opened the same file alike.
+        These are weights, types, methods and devices. It is the same in every process that has
+        opened the same file in the same way.
         """
         loaded = self._loaded
         where = [place.kv_device for place in loaded.places]
@@ -495,13 +503,14 @@ class Session(Generating):
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers are recurrent: what is appended then needs their state."""
+        """Whether some layers are recurrent: appended pages then need their state."""
         return bool(self._states.shapes)
 
     def pages(self, first: int, end: int) -> np.ndarray:
         """Copies of pages first .. end - 1 of the KV cache, uint8 [n_page, bytes of a page].
 
-        Of all layers; what the last one has no positions for is 0. Raises KVFileError, MemoryError.
+        They cover all layers; unused positions of the last page are 0. Raises KVFileError,
+        MemoryError.
         """
         self._check_open()
         assert 0 <= first < end <= -(-self.n_past // PAGE), "pages that are not held"
@@ -509,7 +518,10 @@ class Session(Generating):
         return read_pages(self._kv, self._loaded, first, min(end * PAGE, self.n_past))
 
     def states(self) -> list[tuple[int, np.ndarray]]:
-        """Copies of the recurrent states, and after how many tokens each is: the live one last."""
+        """Copies of the recurrent states, each with its number of tokens.
+
+        The current one is last.
+        """
         self._check_open()
         self._fetch_states()
         found = [(n, values.copy()) for n, values in self._states.kept() if n < self.n_past]
@@ -520,11 +532,11 @@ class Session(Generating):
     def append_pages(
         self, ids: Sequence[int], pages: Sequence[np.ndarray], state: np.ndarray | None = None
     ) -> None:
-        """Append tokens whose KV cache is known: rows that `pages` of such a session gave.
+        """Append tokens whose KV cache is known: rows that `pages` of such a session returned.
 
-        The session must hold whole pages. state: of recurrent layers after the last token, where
-        the model has some. Nothing checks that the pages are of these tokens, which is the
-        caller's to know. Raises ValueError, ContextError, KVFileError, OutOfPagesError.
+        The session must hold whole pages. state: of recurrent layers after the last token, if the
+        model has some. The caller must ensure that the pages belong to these tokens; nothing checks
+        it. Raises ValueError, ContextError, KVFileError, OutOfPagesError.
         """
         tokens, before = self._checked(ids).tolist(), self.n_past
         n = before + len(tokens)
@@ -539,7 +551,7 @@ class Session(Generating):
             raise ValueError("a state is needed where layers are recurrent, of their size")
         self._fetch_kv()
         try:
-            self._kv.reserve(before, n)  # where no layer has keys, too
+            self._kv.reserve(before, n)  # even if no layer has keys
             write_pages(self._kv, self._loaded, before // PAGE, n, pages)
             self._send_kv()
             self._tokens += tokens
@@ -553,9 +565,9 @@ class Session(Generating):
             raise
 
     def recall(self) -> None:
-        """Run the last tokens again for a method that learns from queries; few have any to run.
+        """Run the last tokens again for a method that learns from queries; few methods need it.
 
-        The KV cache stays as it is: a file's may come from another method's prefill.
+        The KV cache is not changed: a file's may come from another method's prefill.
         """
         n = min(max(stage.state.n_recall for stage in self._stages), self.n_past)
         if n == 0:
@@ -579,17 +591,19 @@ class Session(Generating):
             self._send_kv()
 
     def check_weights(self) -> None:
-        """Raise GGUFError where weights are not as they were loaded; reads all of a copy of them.
+        """Raise GGUFError if weights have changed since they were loaded.
 
-        For when logits are not finite, or what is written makes no sense.
+        Reads a whole copy of them.
+
+        It is for logits that are not finite, or nonsensical text.
         """
         self._loaded.file.check_unchanged(thorough=True)
 
     def save(self, path: str | Path) -> None:
-        """Write tokens and the KV cache to a file: whole or not at all.
+        """Write tokens and the KV cache to a file, whole or not at all.
 
-        An older session file of that name is replaced. Raises OSError; SessionFileError where
-        the name is that of another kind of file, which stays.
+        An existing session file is replaced. Raises OSError; SessionFileError if another kind of
+        file has that name, which is not changed.
         """
         self._check_open()
         session_file.check_replaced(Path(path))
@@ -599,11 +613,10 @@ class Session(Generating):
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
 
-        A KV cache of another type than this session's is converted. What the session holds is
-        copied meanwhile, and put back where this fails or is interrupted; where the KV cache is
-        in a file of the session there is no such copy: it then holds nothing.
-        Raises SessionFileError (damaged, other version or model), ContextError before anything has
-        changed, OSError.
+        A KV cache of another type than this session's is converted. The session's content is copied
+        first, and restored if loading fails or is interrupted; a KV cache in a file has no such
+        copy, so that the session is then empty. Raises SessionFileError (damaged, other version or
+        model), ContextError before anything has changed, OSError.
         """
         self._check_open()
         with SessionFile(Path(path)) as saved:
@@ -625,7 +638,7 @@ class Session(Generating):
                     raise saved.error("has recurrent states that are not numbers")
             arrays = saved.arrays(sizes + states)
             with self._restoring():
-                self._kv.reserve(0, len(tokens))  # where no layer has keys, too
+                self._kv.reserve(0, len(tokens))  # even if no layer has keys
                 for layer in range(len(own)):
                     both = rows[2 * layer : 2 * layer + 2]
                     k, v = (np.ndarray(shape, row, next(arrays)) for shape, row in both)
@@ -638,7 +651,10 @@ class Session(Generating):
                 self.recall()
 
     def _saved(self, saved: SessionFile) -> tuple[list[int], KVTypes]:
-        """Tokens and types of a saved session, checked. Raises SessionFileError, ContextError."""
+        """The checked tokens and types of a saved session.
+
+        Raises SessionFileError, ContextError.
+        """
         hp, header = self._loaded.hp, saved.header
         if header.get("model") != self._fingerprint():
             raise SessionFileError(f"{saved.path} was saved for another model")
@@ -648,7 +664,7 @@ class Session(Generating):
         self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
         if wrong := [token for token in tokens if not 0 <= token < hp.n_vocab]:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
-        # Files from before there was a choice have no types.
+        # Files from before types could be chosen have none.
         if not isinstance(kv, list | KVTypes) or len(kv) != 2:
             raise saved.error(f"has a KV cache of the types {kv!r}")
         types = KVTypes(*kv)
@@ -661,11 +677,11 @@ class Session(Generating):
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Around what replaces an emptied sequence; the old one comes back where it fails."""
+        """A context in which an emptied sequence is replaced; it is restored if that fails."""
         before, kept = self._tokens, None
         self._fetch_kv()
         if self._kv.kv_ram is None:
-            self._kv.reserve(0, len(before))  # pages that others hold are copied now
+            self._kv.reserve(0, len(before))  # copies pages that others hold, too
             kept = self._kv.pages_from(0)
         try:
             self._tokens = []  # a new list: the old one is restored if loading fails
@@ -690,9 +706,9 @@ class Session(Generating):
     def _append(
         self, ids: Sequence[int], progress: TokenProgress | None
     ) -> Generator[tuple[np.ndarray, bool], None, None]:
-        """Run the chunks of `ids`, yielding each with whether it is the last.
+        """Run the chunks of `ids`; yields the rows of each, and whether it is the last.
 
-        The tokens count as held when the generator ends; on any error their pages are given back.
+        The tokens are held once the generator ends; on any error their pages are released.
         """
         tokens, n_past = self._checked(ids), self.n_past
         for _, meter in self._meters:
@@ -717,7 +733,7 @@ class Session(Generating):
             self._go_back()
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
-        """The ids as int32, all within the vocabulary and the context; the weights are there."""
+        """The ids as int32, all within the vocabulary and the context; checks the weights."""
         self._check_open()
         check_ids(ids)
         self._loaded.file.check_unchanged()
@@ -739,7 +755,7 @@ class Session(Generating):
         return tokens.astype(np.int32)
 
     def _check_whole(self, n: int) -> None:
-        """Raise where a text that an encoder reads would not be read at once."""
+        """Raise an error if an encoder would not read the whole text at once."""
         if self.n_past:
             raise ContextError("this model embeds texts whole: truncate the session to 0 tokens")
         if n > self.n_ubatch:
@@ -757,7 +773,7 @@ class Session(Generating):
             raise ContextError(f"{holds} tokens, n_ctx is {self.n_ctx}: raise n_ctx")
 
     def _fingerprint(self) -> str:
-        """What a session file must agree with: the model's shapes and tensor table."""
+        """The text that a session file must agree with: the model's shapes and tensor table."""
         tensors = [(t.name, t.shape, t.type.name) for t in self._loaded.file.tensors.values()]
         shape, *more = shape_text(self._loaded.hp)
         more += [self._loaded.model.adapters] if self._loaded.model.adapters else []
@@ -783,13 +799,13 @@ class Session(Generating):
             stage.backend.send(*stage.kv.arrays)
 
     def _wait(self) -> None:
-        """Wait for all that was started: it may write to the KV cache."""
+        """Wait for all started work, which may write to the KV cache."""
         for stage in self._stages:
             stage.backend.fetch()
 
 
 def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) -> None:
-    """Raise ValueError where a model's positions do not allow what is asked for."""
+    """Raise ValueError if a model's positions do not allow these settings."""
     n_learned, n_most = model.hp.n_ctx_train, model.hp.most_ctx
     if 0 < n_most < n_ctx:
         raise ValueError(
@@ -805,7 +821,7 @@ def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) ->
 
 
 def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
-    """Raise ValueError for types that the device has not, or that the model's rows cannot have."""
+    """Raise ValueError for types that the device or the model's row widths do not support."""
     for shape in loaded.hp.kinds:
         types.check(shape.head_dim)
     if loaded.hp.latent.n_latent and types.k != types.v:
@@ -821,7 +837,7 @@ def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
 def _opened(
     loaded: LoadedModel, selector: Selector, shape: SelectorShape
 ) -> tuple[list[SelectorState], dict[str, int]]:
-    """The method's state at each place, and the bytes that they keep of the keys, by device."""
+    """The method's state on each device, and the bytes of keys that they keep, by device."""
     chosen, copies = [], dict.fromkeys((place.kv_device for place in loaded.places), 0)
     for place in loaded.places:
         on_host = place.kv_backend.on_host
@@ -831,7 +847,7 @@ def _opened(
 
 
 def _whole_cache(model: Model, stages: Sequence[Stage]) -> KVCache:
-    """The KV cache of all stages, each of which has that of its layers."""
+    """One view of the KV caches of all stages, each of which has its own layers."""
     if len(stages) == 1:
         return stages[0].kv
     layers = model.kv_layers

@@ -1,8 +1,8 @@
 """A session on disk: a header of JSON and arrays, each with a checksum.
 
 The arrays lie as in memory. The header's checksum is SHA-256, an array's is CRC-32: fast, and
-enough for a disk's mistakes. A checksum is no proof of who wrote a file: what reads one checks what
-the header and the arrays say as well.
+sufficient against disk errors. A checksum does not prove who wrote a file: readers also check the
+contents of header and arrays.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ import numpy as np
 from tamis.platform.private_files import write_whole
 
 MAGIC, VERSION = b"TAMISSES", 2
-MAX_HEADER = 1 << 28  # bytes; a token takes at most 9 of them
+MAX_HEADER = 1 << 28  # in bytes; a token takes at most 9 of them
 _HEAD = struct.Struct("<8sII")  # magic, version, bytes of the header
-_ARRAY = struct.Struct("<QI")  # of the table: bytes of an array, its checksum
+_ARRAY = struct.Struct("<QI")  # in the table: bytes of an array, its checksum
 _DIGEST = 32
-_WHOLE = 1  # the version with one digest of all, at the end
+_WHOLE = 1  # the version with one digest of the whole file, at its end
 _READERS = 4  # threads that check arrays; CRC-32 releases the interpreter's lock
 _PART = 1 << 20  # bytes that are read at a time
 
@@ -34,9 +34,9 @@ class SessionFileError(ValueError):
 
 
 def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> None:
-    """Write a file, whole or not at all: header, arrays, their checksums, a digest of the rest.
+    """Write a file, whole or not at all: header, arrays, their checksums, a digest of the table.
 
-    Raises OSError with this path, not with the name that the file has until it is whole.
+    Raises OSError with this path, not with the temporary name.
     """
     try:
         with write_whole(path) as file:
@@ -55,16 +55,16 @@ def write(path: Path, header: dict[str, Any], arrays: Iterable[np.ndarray]) -> N
 
 
 def check_replaced(path: Path) -> None:
-    """Raise SessionFileError for a file that is no session's; one without bytes may be replaced."""
+    """Raise SessionFileError if a file is not a session's; an empty one may be replaced."""
     try:
-        # Nothing waits for the other end of a pipe.
+        # O_NONBLOCK: opening a pipe must not wait for its other end.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
-            return  # which no file takes the place of
+            return  # a file cannot take its place
         if not stat.S_ISREG(mode) or os.pread(handle, len(MAGIC), 0) not in (b"", MAGIC):
             raise SessionFileError(
                 f"{path} is there and is no session file: it stays, name another file"
@@ -74,7 +74,7 @@ def check_replaced(path: Path) -> None:
 
 
 class SessionFile:
-    """An open file whose checksums are right. It is read, not mapped: others may cut it off.
+    """An open file whose checksums are right. It is read, not mapped, as others may truncate it.
 
     Raises OSError, SessionFileError.
     """
@@ -95,10 +95,10 @@ class SessionFile:
         os.close(self._file)
 
     def arrays(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
-        """The arrays as uint8 [size], which must be all of the file's.
+        """Yield the arrays as uint8 [size]; the sizes must be all of the file's.
 
-        Raises SessionFileError before the first one where they are not, and where the file has
-        changed since it was opened.
+        Raises SessionFileError before the first one if they are not, and if the file has changed
+        since it was opened.
         """
         found = [size for size, _ in self._table] if self._table is not None else [sum(sizes)]
         expected = list(sizes) if self._table is not None else [self._end - self._at]
@@ -110,7 +110,7 @@ class SessionFile:
         return self._arrays(sizes)
 
     def error(self, what: str) -> SessionFileError:
-        """An error about what is in the file."""
+        """An error about the content of the file."""
         return SessionFileError(f"{self.path} {what}: save the session again")
 
     def _arrays(self, sizes: Sequence[int]) -> Iterator[np.ndarray]:
@@ -123,7 +123,7 @@ class SessionFile:
             at += size
 
     def _checked(self) -> tuple[dict[str, Any], int, int, list[tuple[int, int]] | None]:
-        """The header, where the arrays begin and end, and the table of a version that has one."""
+        """The header, the start and end of the arrays, and the table if the version has one."""
         size = os.fstat(self._file).st_size
         damaged = SessionFileError(f"{self.path} is not a session file, or it is damaged")
         if size < _HEAD.size + _DIGEST:
@@ -161,7 +161,7 @@ class SessionFile:
         return header, begin, end, entries if version == VERSION else None
 
     def _intact(self, at: int, end: int, table: list[tuple[int, int]]) -> bool:
-        """Whether every array has its checksum, and nothing is between or after them."""
+        """Whether every array has its checksum, and no bytes are between or after them."""
         from concurrent.futures import ThreadPoolExecutor
 
         if at + sum(size for size, _ in table) != end:
@@ -184,7 +184,7 @@ class SessionFile:
             yield self._read(start, min(_PART, at + size - start))
 
     def _read(self, at: int, size: int) -> bytes:
-        """Bytes of the file. Raises SessionFileError where it has become shorter."""
+        """Bytes of the file. Raises SessionFileError if it has become shorter."""
         found = bytearray()
         while len(found) < size:
             part = os.pread(self._file, size - len(found), at + len(found))

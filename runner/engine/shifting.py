@@ -1,6 +1,6 @@
-"""A context that never fills: the oldest tokens are dropped while a prompt is read or answered.
+"""A context that never fills: the oldest tokens are dropped as a prompt is read or answered.
 
-As llama.cpp's context shift: what is left keeps what it has read of the dropped tokens.
+This is llama.cpp's context shift: remaining tokens keep what they have read of dropped ones.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tamis.text.tokenizer import Tokenizer
 
 
 class Shifting(Generating):
-    """A session whose first n_keep tokens stay and whose oldest others go once it is full."""
+    """A session that drops its oldest tokens once it is full, except the first n_keep."""
 
     def __init__(self, session: Session, n_keep: int) -> None:
         if not 0 <= n_keep <= session.n_ctx // 2:
@@ -28,21 +28,21 @@ class Shifting(Generating):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The model's tokenizer."""
         return self._session.tokenizer
 
     @property
     def tokens(self) -> list[int]:
-        """Those that it holds."""
+        """The tokens that it holds."""
         return self._session.tokens
 
     @property
     def n_free(self) -> int:
-        """No bound: the answer ends where the model ends it."""
+        """A very large number: only the model ends the answer."""
         return 1 << 62
 
     def prefill(self, ids: Sequence[int], progress: TokenProgress | None = None) -> np.ndarray:
-        """Append tokens, however many; logits f32 [n_vocab] of the last one."""
+        """Append any number of tokens; returns the logits f32 [n_vocab] of the last one."""
         done, logits = 0, None
         while done < len(ids):
             room = self._session.n_ctx - self._session.n_past
@@ -57,13 +57,13 @@ class Shifting(Generating):
         return logits
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
-        """As Session's, with room made first where there is none."""
+        """Do what Session.decode_best does, after making room if there is none."""
         if self._session.n_past == self._session.n_ctx:
             self._make_room()
         return self._session.decode_best(token_id, n)
 
     def _make_room(self) -> int:
-        """Drop the oldest half of what may go; how many tokens fit now."""
+        """Drop the oldest half of the tokens that may be dropped; returns how many fit now."""
         n = max(1, (self._session.n_past - self._n_keep) // 2)
         self._session.remove(self._n_keep, self._n_keep + n)
         self.n_dropped += n

@@ -1,1 +1,1 @@
-"""What `tamis eval` measures, how its results are kept and what the report makes of them."""
+"""The measurements of `tamis eval`, the storage of its results, and its report."""

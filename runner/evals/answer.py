@@ -1,4 +1,4 @@
-"""A sample's answer: the prompt as tokens, greedy decoding, and what a step took and read."""
+"""A sample's answer: the prompt as tokens, greedy decoding, and the cost of a step."""
 
 import statistics
 import time
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """What is read. The first n_shared tokens are read once, by the method of prompts.
+    """The tokens of a sample's prompt. The first n_shared are read once, by the prefill method.
 
-    The others are decoded by each method in turn, one by one: the last token of a usual prompt, so
-    that no word of the answer is dense attention's; the whole question in fair mode.
+    Each attention method decodes the others one by one: for a usual prompt its last token, so that
+    no word of the answer comes from dense attention; in fair mode the whole question.
     """
 
     ids: list[int]
@@ -30,14 +30,14 @@ class Prompt(NamedTuple):
 
 
 class Steps:
-    """A session's decode steps, timed."""
+    """The decode steps of a session, timed."""
 
     def __init__(self, session: "Session") -> None:
         self.session = session
         self.seconds: list[float] = []
 
     def __call__(self, token: int) -> np.ndarray:
-        """The logits after one more token."""
+        """Decode one more token; returns its logits."""
         start = time.perf_counter()
         logits = self.session.decode(token)
         self.seconds.append(time.perf_counter() - start)
@@ -55,7 +55,7 @@ class Steps:
 
 
 def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: Settings) -> Prompt:
-    """The task's prompt of at most `length` tokens with its answer. Raises LengthError."""
+    """The task's prompt that has at most `length` tokens with its answer. Raises LengthError."""
 
     def count(draft: Draft) -> int:
         return len(encode(engine, draft, settings.raw))
@@ -65,17 +65,17 @@ def make_prompt(engine: "Engine", task: Task, length: int, seed: str, settings: 
     ids = encode(engine, draft, settings.raw)
     n_shared = len(ids) - 1
     if settings.fair:
-        # The tokens that are the same whatever is asked.
+        # The tokens that do not depend on the question.
         without = encode(engine, draft._replace(question="", prefix=""), settings.raw)
         n_shared = min(_n_common(ids, without), n_shared)
     return Prompt(ids, n_shared, draft)
 
 
 def answer(engine: "Engine", prompt: Prompt, task: Task, session: "Session") -> dict[str, Any]:
-    """What a session that holds the shared tokens answers, and its score.
+    """The answer of a session that holds the shared tokens, and its score.
 
     Decoding ends at the end of generation, after task.n_predict tokens, or as soon as the answer
-    has all that is looked for: more text could not change the score.
+    has everything that is expected: more text could not change the score.
     """
     decode, tokenizer = Steps(session), engine.tokenizer
     for token in prompt.ids[prompt.n_shared :]:
@@ -126,7 +126,7 @@ def _rouge(text: str, reference: str) -> dict[str, float]:
 
 
 def _audited(session: "Session") -> dict[str, Any]:
-    """Means of the audited steps: share of keys read, mass in all and by layer and KV head."""
+    """Means of the audited steps: share of keys read, mass in total and by layer and KV head."""
     if session.audit is None or not session.audit.n_step:
         return {}
     total = session.audit.total()

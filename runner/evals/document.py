@@ -24,12 +24,12 @@ class Plot(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """Plots beside each other."""
+    """Plots next to each other."""
 
     plots: tuple[Plot, ...]
 
 
-# Tables scroll by themselves where a screen is narrow; plots shrink.
+# Tables scroll on narrow screens; plots shrink.
 _STYLE = (
     ":root{color-scheme:light dark}"
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70em;margin:1em auto;padding:0 1em}"
@@ -40,7 +40,7 @@ _STYLE = (
     ".plots svg{max-width:100%;height:auto;margin:0 1em 1em 0}"
     "@media(prefers-color-scheme:dark){.plots svg{filter:invert(.88) hue-rotate(180deg)}}"
 )
-Block = str | Table | Gallery  # "# ..." is a heading, other text a paragraph
+Block = str | Table | Gallery  # text that begins with "# " is a heading, other text a paragraph
 
 
 def write_document(blocks: Sequence[Block], folder: Path) -> list[Path]:
@@ -97,11 +97,11 @@ def html(blocks: Sequence[Block]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text as HTML, what is between backticks as code."""
+    """Text as HTML; text between backticks becomes code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file, whole or not at all."""
     with write_whole(path, shared=True) as file:
         file.write(text.encode())

@@ -1,8 +1,8 @@
-"""Prompts and answers of a JSONL file: one's own, LongBench's or RULER's form, told by their keys.
+"""Prompts and answers of a JSONL file: one's own, LongBench's or RULER's, recognised by keys.
 
-One's own: {"prompt": TEXT, "answer": TEXT or "answers": [TEXT, ...]}, and where wanted "metric" and
+One's own: {"prompt": TEXT, "answer": TEXT or "answers": [TEXT, ...]}, and optionally "metric" and
 "max_tokens". LongBench: context, input, answers, dataset. RULER: input and outputs. LongBench's own
-wordings of its prompts are not part of the file: what is asked is the context, then the input.
+wordings of its prompts are not part of the file: a prompt is the context, then the input.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from tamis.evals.tasks.base import EDIT, EXACT, F1, MATCH_ALL, MATCH_PART, ROUGE
 METRICS = (MATCH_PART, MATCH_ALL, F1, EXACT, EDIT, ROUGE)
 N_PREDICT = {MATCH_PART: 64, MATCH_ALL: 128, F1: 64, EXACT: 64, EDIT: 64, ROUGE: 256}
 GROUP = "data"
-# What LongBench scores its sets with.
+# The metrics of LongBench's sets.
 _LONGBENCH = {
     F1: "narrativeqa qasper multifieldqa_en multifieldqa_zh hotpotqa 2wikimqa musique triviaqa",
     ROUGE: "dureader gov_report qmsum multi_news vcsum samsum",
@@ -28,11 +28,11 @@ _METRIC_OF = {name: metric for metric, names in _LONGBENCH.items() for name in n
 
 
 class DataError(ValueError):
-    """A file of prompts that cannot be used; the message has the line and what is expected."""
+    """A file of prompts that cannot be used; the message has the line and the expectation."""
 
 
 class Example(NamedTuple):
-    """A prompt with its answers, how an answer is scored, and its most tokens."""
+    """A prompt with its answers, the metric of an answer, and its most tokens."""
 
     draft: Draft
     metric: str
@@ -41,7 +41,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """The examples of a file; name: the file's, digest: of its bytes."""
+    """The examples of a file, with its name and the digest of its bytes."""
 
     name: str
     digest: str
@@ -55,7 +55,7 @@ class DataSet:
 
 
 def read_data(path: str | Path, metric: str | None = None) -> DataSet:
-    """The examples of a JSONL file; metric: of all, whatever the file says. Raises DataError."""
+    """The examples of a JSONL file; metric: for all, overrides the file's. Raises DataError."""
     path = Path(path)
     data = path.read_bytes()
     examples = []

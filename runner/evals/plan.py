@@ -1,4 +1,4 @@
-"""What is to be evaluated, and the key under which each result is kept."""
+"""The cells of an evaluation, and the key under which each result is stored."""
 
 import hashlib
 from collections.abc import Iterator
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from tamis.evals.own_data import DataSet
     from tamis.model.hparams import RopeScaling
 
-GENERATION = 1  # goes up when a task's prompts or a score change: older results are then apart
-TEXT = "text"  # the task that predicts a text
+GENERATION = 1  # increased when a task's prompts or a score change: older results are then separate
+TEXT = "text"  # the name of the task that predicts a text
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for. Methods are as select.notation writes them."""
+    """The settings of an evaluation. Methods are written as in select.notation."""
 
     tasks: tuple[str, ...]
-    lengths: tuple[int, ...]  # tokens of prompt and answer
-    samples: int  # 0: all of the data
+    lengths: tuple[int, ...]  # tokens of prompt and answer together
+    samples: int  # 0: all examples of the data
     attn: tuple[str, ...] = ()
     prefill: tuple[str, ...] = (DENSE,)
     seed: int = 0
-    fair: bool = False  # the question is not known while the context is read
+    fair: bool = False  # the context is read before the question is known
     raw: bool = False  # no chat template
-    audit: int = 0  # every how manyth decode step; the answers do not depend on it
+    audit: int = 0  # the interval of audited decode steps; answers do not depend on it
     type_k: str = "f16"
     type_v: str = "f16"
     n_predict: int = 128  # tokens of a text that are predicted
-    rope: "RopeScaling | None" = None  # in place of the model's own
-    data: tuple["DataSet", ...] = ()  # in place of tasks; each has its samples
+    rope: "RopeScaling | None" = None  # replaces the model's own
+    data: tuple["DataSet", ...] = ()  # replaces the tasks; each set has its samples
 
     def pairs(self) -> list[tuple[str, str]]:
-        """(prefill, attn) in the order they are run: dense after dense is always the first."""
+        """(prefill, attn) in the order in which they run: dense after dense is always first."""
         prefills = list(dict.fromkeys([DENSE, *self.prefill]))
         attns = list(dict.fromkeys([DENSE, *self.attn]))
         return [
@@ -51,7 +51,7 @@ class Settings:
 
 
 class Job(NamedTuple):
-    """One sample: what is read once for every method that decodes after it."""
+    """One sample, whose prompt is read once for all methods that decode after it."""
 
     task: str
     length: int
@@ -59,17 +59,20 @@ class Job(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One result to be made: a method's on a sample."""
+    """One missing result: a method's on a sample."""
 
     job: Job
     prefill: str
     attn: str
     key: str
-    settings: dict[str, Any]  # what the key stands for
+    settings: dict[str, Any]  # what the key is a digest of
 
 
 def jobs(settings: Settings) -> Iterator[Job]:
-    """Every sample. A round has one of each task and length: a run cut short is balanced."""
+    """Yield every sample.
+
+    Each round has one of each task and length, so that a partial run is balanced.
+    """
     for data in settings.data:
         (length,) = settings.lengths
         for sample in range(min(settings.samples or len(data.examples), len(data.examples))):
@@ -81,7 +84,7 @@ def jobs(settings: Settings) -> Iterator[Job]:
 
 
 def missing(settings: Settings, origin: dict[str, Any], store: Store) -> list[list[Cell]]:
-    """The results that the store has not, by job. origin: what tells this model and text apart."""
+    """The results that the store lacks, grouped by job. origin: identifies this model and text."""
     found = [
         [cell for cell in cells(settings, origin, job) if cell.key not in store]
         for job in jobs(settings)
@@ -90,7 +93,7 @@ def missing(settings: Settings, origin: dict[str, Any], store: Store) -> list[li
 
 
 def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
-    """Every method's result on a sample; methods that are spelled differently but equal are one."""
+    """Every method's cell for a sample; equal methods of different spelling are one cell."""
     made: dict[str, Cell] = {}
     for prefill, attn in settings.pairs():
         known = {
@@ -117,7 +120,7 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
 
 
 def origin_of(engine: "Engine", text: str) -> dict[str, Any]:
-    """Model (every byte of its tensors), device, versions of program and tasks, the text."""
+    """Identifies the model (by all its tensors), device, versions, tasks and the text."""
     devices = [place.device for place in engine.places]
     if len(devices) > 1:
         devices.append(str(len(engine.places[-1].layers)))

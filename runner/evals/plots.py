@@ -1,13 +1,13 @@
-"""Plots as SVG text: lines, points and heat maps. Enough for a report; nothing to install."""
+"""Plots as SVG text: lines, points and heat maps, without a plotting library."""
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 480, 360  # without the legend, which is on the right
+WIDTH, HEIGHT = 480, 360  # without the legend, which is to the right
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 30, 18, 44
-_LETTER = 6.5  # pixels at most, on average
+_LETTER = 6.5  # the width of a letter in pixels, on average at most
 _COLOURS = (
     *("#1b6ca8", "#d1495b", "#3c887e", "#e09f3e", "#6a4c93", "#7f5539", "#4d4d4d", "#c71f8e"),
     *("#58a618", "#00a6c7"),
@@ -15,7 +15,7 @@ _COLOURS = (
 
 
 class Point(NamedTuple):
-    """A value with its interval; low = high = y where there is none."""
+    """A value with its interval; low = high = y if there is none."""
 
     x: float
     y: float
@@ -24,7 +24,7 @@ class Point(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis shows. log: equal ratios are equally far apart."""
+    """The range and title of an axis. log: equal ratios are equally far apart."""
 
     title: str
     low: float
@@ -33,13 +33,13 @@ class Axis(NamedTuple):
     log: bool = False
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Where a value is between two pixels."""
+        """The position of a value between two pixels."""
         a, b, c = (math.log(v) if self.log else v for v in (value, self.low, self.high))
         return start + (end - start) * (0.5 if c == b else (a - b) / (c - b))
 
 
 def axis_of(title: str, values: Sequence[float], *, log: bool = False) -> Axis:
-    """An axis with room for the values: from 0, or with log from the least to the largest."""
+    """An axis that holds the values: from 0, or with log from the least to the largest."""
     if log:
         ticks = tuple(sorted(set(values)))
         return Axis(title, ticks[0] / 1.1, ticks[-1] * 1.1, ticks, log=True)
@@ -54,11 +54,11 @@ SHARE = Axis("", 0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
 
 def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: bool) -> str:
-    """Points of each series with their intervals, joined by lines where asked."""
+    """Points of each series with their intervals, optionally joined by lines."""
     parts = [*_axes(x, y)]
     for i, (name, points) in enumerate(series.items()):
         colour = _COLOURS[i % len(_COLOURS)]
-        # Beside each other, so that equal values and their intervals can be told apart.
+        # Slightly apart, so that equal values and their intervals can be told apart.
         shift = 3 * (i - (len(series) - 1) / 2) if lines else 0
         places = [(_x(x, p.x) + shift, _y(y, p.y), _y(y, p.low), _y(y, p.high)) for p in points]
         if lines and len(places) > 1:
@@ -79,7 +79,7 @@ def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: boo
 
 
 def heat_map(rows: Sequence[Sequence[float]], title: str) -> str:
-    """Values from 0 to 1, a row a layer and a column a KV head: dark is 1."""
+    """Values from 0 to 1, one row per layer and one column per KV head: dark is 1."""
     cell_w, cell_h = max(12, min(40, 240 // max(1, len(rows[0])))), 12
     parts = [_text(0, 12, title)]
     for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""How a text is predicted after a long context: perplexity, KL to dense, what needs the context.
+"""Prediction of a text after a long context: perplexity, KL to dense, tokens that need the context.
 
-A token needs the context where dense attention loses over GAIN nats more when it sees only SHORT
+A token needs the context if dense attention loses over GAIN nats more when it sees only SHORT
 tokens before it (and those of the passage that were predicted already), and less than LOSS nats
 with all of it: the key tokens of LongPPL (Fang et al. 2024, arXiv 2410.23771), its alpha and beta.
 """
@@ -23,19 +23,19 @@ GAIN, LOSS = 2.0, 2.0  # nats
 
 
 class Passage(NamedTuple):
-    """A stretch of a text: ids [length + 1], of which the last n_predict are predicted."""
+    """A stretch of a text: ids [length + 1]; the last n_predict of them are predicted."""
 
     ids: list[int]
     n_predict: int
 
     @property
     def n_shared(self) -> int:
-        """Tokens that are read before the first one that is decoded."""
+        """The number of tokens that are read before the first decoded one."""
         return len(self.ids) - 1 - self.n_predict
 
     @property
     def decoded(self) -> list[int]:
-        """The tokens that are decoded; after each the next one is predicted."""
+        """The tokens that are decoded; the next token is predicted after each one."""
         return self.ids[self.n_shared : -1]
 
     @property
@@ -45,21 +45,21 @@ class Passage(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Dense attention's answer to a passage."""
+    """Dense attention's predictions of a passage."""
 
     log_p: np.ndarray  # float32 [n_predict, n_vocab]
-    needing: np.ndarray  # bool [n_predict]: the tokens that need the context
+    needing: np.ndarray  # bool [n_predict]: whether a token needs the context
 
 
 def own_text() -> str:
-    """A text that every machine with Python has: its reference of the language, 106,000 tokens."""
+    """A text that every machine with Python has: its language reference, 106,000 tokens."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics.values())
 
 
 def passage(text_ids: Sequence[int], length: int, seed: str, n_predict: int) -> Passage:
-    """A passage that begins at a random place. Raises ValueError for a text that is too short."""
+    """A passage that begins at a random token. Raises ValueError for a text that is too short."""
     if length < n_predict + SHORT:
         raise ValueError(
             f"--length is {length}, a text needs {n_predict + SHORT}: {n_predict} to predict "
@@ -76,7 +76,7 @@ def passage(text_ids: Sequence[int], length: int, seed: str, n_predict: int) -> 
 def predicted(session: "Session", part: Passage) -> tuple[np.ndarray, dict[str, Any]]:
     """Log-probabilities, float32 [n_predict, n_vocab], of a session that holds the shared tokens.
 
-    And what its steps took.
+    The second value is the cost of its steps.
     """
     decode = Steps(session)
     log_p = np.stack([log_softmax(decode(token)) for token in part.decoded])
@@ -84,7 +84,7 @@ def predicted(session: "Session", part: Passage) -> tuple[np.ndarray, dict[str, 
 
 
 def reference(engine: "Engine", log_p: np.ndarray, part: Passage) -> Reference:
-    """Dense attention's log-probabilities, and which tokens they show to need the context."""
+    """Dense attention's log-probabilities, and which tokens need the context by them."""
     bos = engine.tokenizer.bos if engine.tokenizer.add_bos else None
     ids = [*([] if bos is None else [bos]), *part.ids[part.n_shared + 1 - SHORT : -1]]
     session = engine.session(n_ctx=len(ids))
@@ -95,7 +95,7 @@ def reference(engine: "Engine", log_p: np.ndarray, part: Passage) -> Reference:
 
 
 def compared(log_p: np.ndarray, dense: Reference, part: Passage) -> dict[str, Any]:
-    """Losses in nats a token, over all and over those that need the context; KL from dense."""
+    """Losses in nats per token, over all and over those that need the context; KL from dense."""
     losses, kl = _losses(log_p, part.expected), divergence(dense.log_p, log_p)
     n = int(dense.needing.sum())
     return {

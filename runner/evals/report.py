@@ -1,6 +1,6 @@
-"""The report of a folder of results: tables with intervals, and plots, as Markdown and HTML.
+"""The report on a folder of results: tables with intervals, and plots, as Markdown and HTML.
 
-Results of different models, modes, KV types or versions are reported apart, never averaged.
+Results of different models, modes, KV types or versions are reported separately, never averaged.
 """
 
 import io
@@ -41,7 +41,7 @@ def write_report(rows: Sequence[Row], folder: str | Path) -> list[Path]:
 
 
 def write_csv(rows: Sequence[Row], folder: str | Path) -> Path:
-    """Write results.csv into the folder: a line a result, what is a number or a text of it."""
+    """Write results.csv into the folder: one line per result, with its numbers and texts."""
     import csv
 
     plain = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in rows]
@@ -56,11 +56,11 @@ def write_csv(rows: Sequence[Row], folder: str | Path) -> Path:
     return path
 
 
-# What the report has
+# The parts of the report
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """Which models and methods the report is about."""
+    """The title, with the models and methods of the report."""
     models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in rows))
     labels = [label for label in dict.fromkeys(map(_label, rows)) if label != DENSE]
     methods = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
@@ -79,12 +79,12 @@ def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _mode(row: Row) -> tuple[Any, ...]:
     names = ("model", "digest", "device", "version", "raw", "seed")
-    # A text has no question: it is never of the fair mode.
+    # A text has no question, so it is never in fair mode.
     return (*(row[name] for name in names), row["fair"], *row["types"], _rope(row))
 
 
 def _rope(row: Row) -> str:
-    """How positions are stretched, after a comma; nothing where it is as the model says."""
+    """The scaling of positions, after a comma; "" if it is the model's own."""
     rope = row.get("rope")
     return f", positions {rope['kind']} by {rope['factor']:g}" if rope else ""
 
@@ -120,7 +120,7 @@ def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
 
 
 def _scores(rows: Sequence[Row]) -> Iterator[Block]:
-    """A table a length: methods down, tasks across, their mean and the difference to dense."""
+    """A table for each length: methods down, tasks across, their mean, the difference to dense."""
     rows = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
     for length, at in _grouped(rows, lambda row: row["length"]).items():
         names = list(_grouped(at, lambda row: row["task"]))
@@ -136,7 +136,7 @@ def _scores(rows: Sequence[Row]) -> Iterator[Block]:
 
 
 def _overall(own: Sequence[Row], rows: Sequence[Row]) -> tuple[str, str]:
-    """Mean over tasks, and the paired difference to dense."""
+    """The mean over tasks, and the paired difference to dense."""
     mean = _mean_over_tasks(own)
     dense = {_sample(row): row["score"] for row in rows if row["label"] == DENSE}
     pairs = [
@@ -149,7 +149,7 @@ def _overall(own: Sequence[Row], rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _mean_over_tasks(own: Sequence[Row]) -> Interval:
-    """Wilson's interval over all samples, about the mean of the tasks' means."""
+    """Wilson's interval over all samples, centred on the mean of the tasks' means."""
     counted = _counted(own)
     by_task = _grouped(counted, lambda row: row["task"]).values()
     mean = fmean(fmean(row["score"] for row in items) for items in by_task)
@@ -157,7 +157,7 @@ def _mean_over_tasks(own: Sequence[Row]) -> Interval:
 
 
 def _counted(rows: Sequence[Row]) -> Sequence[Row]:
-    """Those of RULER's tasks; all where there are none."""
+    """The rows of RULER's tasks; all rows if there are none."""
     known = tasks()
     of_ruler = [r for r in rows if r["task"] in known and known[r["task"]].group == RULER]
     return of_ruler or rows
@@ -256,7 +256,7 @@ def _speed(rows: Sequence[Row]) -> Iterator[Block]:
 
 
 def _estimated(rows: Sequence[Row]) -> Iterator[Block]:
-    """What metered methods held, by their own estimates."""
+    """The retained mass of metered methods, by their own estimates."""
     body = []
     metered = [row for row in rows if "estimate" in row]
     for (length, label), own in _grouped(metered, _length_and_label).items():
@@ -293,7 +293,7 @@ def _every(rows: Sequence[Row]) -> Iterator[Block]:
 
 
 def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
-    """Accuracy against context, against the share of keys read, and against a step's time."""
+    """Accuracy over context length, over the share of keys read, and over a step's time."""
     lengths = sorted({row["length"] for row in rows})
     y = plots.SHARE._replace(title="score")
     lines = {
@@ -340,7 +340,7 @@ def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
 
 
 def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    """Rows by key, in the order in which keys first come; numbers in theirs."""
+    """Rows by key, in the order in which keys first occur; numbers are sorted."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -375,7 +375,7 @@ def _interval(found: Interval, sign: str = "") -> str:
 
 
 def _spent(rows: Sequence[Row]) -> float:
-    """Seconds of prefill, once a sample, and of decoding."""
+    """Seconds of prefill, counted once per sample, and of decoding."""
     prefills = {
         (*_sample(row), row["length"], row["prefill"]): float(row["prefill_s"]) for row in rows
     }

@@ -1,4 +1,4 @@
-"""Runs what is missing: each prompt is read once, and every decode method resumes after it."""
+"""Computes missing results: each prompt is read once, and every decode method resumes after it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 
 class Subject(NamedTuple):
-    """What a sample is to the runner: tokens to read, and how a session's part is measured."""
+    """What the runner needs of a sample: its tokens, and how a session's answer is measured."""
 
     ids: list[int]
     n_shared: int  # read once; `measure` gets a session that holds these
     measure: Callable[["Session"], dict[str, Any]]
-    needs_dense: bool = False  # dense attention is measured first, kept already or not
+    # whether dense attention is measured first, even if its result is stored
+    needs_dense: bool = False
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model, what is asked of it, and where the results go."""
+    """A model, the settings, and the store of the results."""
 
     engine: "Engine"
     settings: Settings
@@ -38,7 +39,7 @@ class Evaluation:
     progress: "Progress"
 
     def check(self) -> None:
-        """Raise LengthError where a length has no room for a task, before anything is run."""
+        """Raise LengthError before anything is run if a length has no room for a task."""
         for name in self.settings.tasks:
             if name != TEXT:
                 draft = tasks()[name].make(f"{self.settings.seed}/{name}/0", 0)
@@ -46,10 +47,10 @@ class Evaluation:
                 check_room(tasks()[name], min(self.settings.lengths), n_token)
 
     def run(self, todo: Sequence[Sequence[Cell]], text: str) -> Iterator[dict[str, Any]]:
-        """Make and keep every result of `todo` (plan.missing), yielding each once it is kept.
+        """Compute and store every result of `todo` (plan.missing); yields each once it is stored.
 
         text: for the task that predicts one. Raises LengthError, ValueError, MemoryError,
-        AuditError, OSError; what was yielded stays kept.
+        AuditError, OSError; yielded results stay stored.
         """
         text_ids: list[int] = []
         for left in todo:
@@ -66,7 +67,7 @@ class Evaluation:
     def _prompt(self, job: Job) -> Subject:
         known = {data.name: data for data in self.settings.data}
         task = known[job.task].task(job.sample) if job.task in known else tasks()[job.task]
-        # The same at every length, which says how much hay there is round the same needles.
+        # The same seeds at every length, so that only the amount of hay around the needles differs.
         seed = f"{self.settings.seed}/{job.task}/{job.sample}"
         prompt = make_prompt(self.engine, task, job.length, seed, self.settings)
         measure = partial(answer, self.engine, prompt, task)
@@ -79,7 +80,7 @@ class Evaluation:
 
         def measure(session: "Session") -> dict[str, Any]:
             log_p, steps = predict.predicted(session, part)
-            if not known:  # dense attention's turn, which is the first
+            if not known:  # dense attention comes first
                 known.append(predict.reference(self.engine, log_p, part))
             return predict.compared(log_p, known[0], part) | steps
 
@@ -88,7 +89,7 @@ class Evaluation:
     def _after(
         self, prefill: str, job: Job, subject: Subject, own: Sequence[Cell]
     ) -> Iterator[dict[str, Any]]:
-        """Read the shared tokens with one method of prompts, then decode with each method."""
+        """Read the shared tokens with a prefill method, then decode with each attention method."""
         base = self._session(job.length, DENSE, prefill)
         start = time.perf_counter()
         base.prefill(subject.ids[: subject.n_shared], partial(self.progress, "reading the prompt"))
@@ -122,5 +123,5 @@ class Evaluation:
 
 
 def label(cell: Cell) -> str:
-    """The methods of a result as they were asked for."""
+    """The methods of a result, in the user's spelling."""
     return cell.attn if cell.prefill == DENSE else f"{cell.attn} after {cell.prefill}"

@@ -1,4 +1,4 @@
-"""How an answer is scored, and how sure a mean of scores is."""
+"""The scores of an answer, and confidence intervals of mean scores."""
 
 import math
 import re
@@ -24,19 +24,19 @@ class Interval(NamedTuple):
 
 
 def match_all(answer: str, expected: Sequence[str]) -> float:
-    """The share of the expected strings that the answer has (RULER's string_match_all)."""
+    """The share of the expected strings that the answer contains (RULER's string_match_all)."""
     text = answer.lower()
     return sum(item.lower() in text for item in expected) / len(expected)
 
 
 def match_part(answer: str, expected: Sequence[str]) -> float:
-    """1 where the answer has one of the expected strings (RULER's string_match_part)."""
+    """1 if the answer contains one of the expected strings (RULER's string_match_part), else 0."""
     text = answer.lower()
     return float(any(item.lower() in text for item in expected))
 
 
 def f1(answer: str, expected: Sequence[str]) -> float:
-    """The best F-measure of the answer's words and those of an expected text (SQuAD's F1).
+    """The best F-measure of the answer's words and an expected text's (SQuAD's F1).
 
     Case, punctuation and English articles do not count.
     """
@@ -51,15 +51,16 @@ def f1(answer: str, expected: Sequence[str]) -> float:
 
 
 def exact(answer: str, expected: Sequence[str]) -> float:
-    """1 where the answer's words are those of an expected text."""
+    """1 if the answer's words equal those of an expected text, else 0."""
     own = _words(answer)
     return float(any(own == _words(text) for text in expected))
 
 
 def edit(answer: str, expected: Sequence[str]) -> float:
-    """How like an expected line the first line of code is: difflib's ratio (LongBench's code sets).
+    """The similarity of the answer's first line of code to an expected one: difflib's ratio.
 
-    Fences and lines with comments are passed over. LongBench rounds to hundredths, as here.
+    This is the metric of LongBench's code sets. Fences and comment lines are skipped. The ratio is
+    rounded to hundredths, as in LongBench.
     """
     lines = answer.lstrip("\n").split("\n")
     code = next((line for line in lines if not re.search("`|#|//", line)), "")
@@ -71,19 +72,19 @@ def _words(text: str) -> list[str]:
     return [word for word in words if word not in ("a", "an", "the")]
 
 
-# How an answer is scored, beside ROUGE. Of FINAL ones more text can lower the score.
+# The metrics, except ROUGE. More text can lower the scores of those in FINAL.
 MATCHES = {MATCH_ALL: match_all, MATCH_PART: match_part, F1: f1, EXACT: exact, EDIT: edit}
 FINAL = {F1, EXACT, EDIT, ROUGE}
 
 
 def rouge(answer: str, reference: str) -> dict[str, float]:
-    """F-measures of ROUGE-1, -2 and -L with stems. Raises ImportError that names the extra."""
+    """F-measures of ROUGE-1, -2 and -L with stems. Raises an ImportError that names the extra."""
     scorer: Any = rouge_scorer().RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
     return {name: found.fmeasure for name, found in scorer.score(reference, answer).items()}
 
 
 def rouge_scorer() -> Any:
-    """The module of rouge-score. Raises ImportError that names the extra."""
+    """The module of rouge-score. Raises an ImportError that names the extra."""
     try:
         from rouge_score import rouge_scorer as module
     except ImportError as error:
@@ -94,8 +95,8 @@ def rouge_scorer() -> Any:
 def wilson(mean: float, n: int) -> Interval:
     """Wilson's 95 % interval of the mean of n scores from 0 to 1.
 
-    Of scores in between (three needles of four) it is too wide, never too narrow: no distribution
-    on [0, 1] varies more than the one on {0, 1} with the same mean.
+    For intermediate scores (three needles of four) it is too wide, never too narrow: no
+    distribution on [0, 1] varies more than the one on {0, 1} with the same mean.
     """
     centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
@@ -105,7 +106,8 @@ def wilson(mean: float, n: int) -> Interval:
 def paired(differences: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """The mean difference of pairs with its 95 % bootstrap percentile interval.
 
-    differences: one list a task; resampled within each task, and tasks weigh alike.
+    differences: one list for each task; samples are redrawn within each task, and tasks have equal
+    weight.
     """
     rng = np.random.default_rng(seed)
     means = np.zeros(N_RESAMPLE)

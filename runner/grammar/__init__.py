@@ -1,1 +1,1 @@
-"""What a text may look like: JSON schemas and GBNF, written as llguidance's grammars."""
+"""Constraints on a text: JSON schemas and GBNF, written as llguidance's grammars."""

@@ -1,7 +1,7 @@
-"""Sets of characters, and the regular expressions of Rust that match them as they are or in JSON.
+"""Sets of characters, and regular expressions in Rust's syntax that match them, raw or in JSON.
 
-JSON writes a quotation mark, a backslash and control characters as escapes: always the short one
-where there is one, so that every text has one form only and names can be told apart by it.
+JSON writes a quotation mark, a backslash and control characters as escapes. The short escape is
+used if there is one, so that every text has one form only, by which names can be told apart.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class Characters(NamedTuple):
-    """Sorted ranges of code points that do not touch, both ends included."""
+    """Sorted, disjoint and non-adjacent ranges of code points, both ends included."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -24,7 +24,7 @@ class Characters(NamedTuple):
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Characters:
-    """The set of all these ranges."""
+    """The union of all these ranges."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -35,7 +35,7 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Characters:
 
 
 def others(some: Characters) -> Characters:
-    """All characters but these."""
+    """The complement of a set."""
     found, start = [], 0
     for low, high in some.ranges:
         if start < low:
@@ -57,13 +57,16 @@ def one(character: str) -> Characters:
 
 
 def plain(some: Characters) -> str:
-    """A regular expression that matches one of these characters; matches nothing for none."""
+    """A regular expression that matches one of these characters.
+
+    Of an empty set it never matches.
+    """
     parts = "".join(_range(low, high) for low, high in _without_surrogates(some.ranges))
     return f"[{parts}]" if parts else "[^\\x{0}-\\x{10ffff}]"
 
 
 def quoted(some: Characters) -> str:
-    """A regular expression that matches one of these characters as a JSON string has it."""
+    """A regular expression that matches one of these characters as written in a JSON string."""
     safe = others(joined((code, code) for code in _ESCAPED))
     raw = Characters(_common(some.ranges, safe.ranges))
     escaped = [_escape(code) for code in _ESCAPED if code in some]
@@ -75,7 +78,7 @@ def quoted(some: Characters) -> str:
 
 
 def literal(text: str) -> str:
-    """A regular expression that matches this text."""
+    """A regular expression that matches exactly this text."""
     return "".join(c if c in _PLAIN else f"\\x{{{ord(c):x}}}" for c in text)
 
 

@@ -2,4 +2,4 @@
 
 
 class GrammarError(ValueError):
-    """A grammar or schema that is wrong, that nothing satisfies, or that is too large."""
+    """A grammar or schema is invalid, cannot be satisfied, or is too large."""

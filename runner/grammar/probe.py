@@ -1,4 +1,4 @@
-"""What a terminal matches, asked of llguidance: its automata do not backtrack."""
+"""Tests of what a terminal matches, by llguidance's automata, which do not backtrack."""
 
 from functools import lru_cache
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def llguidance() -> ModuleType:
-    """The library that follows grammars. Raises ImportError that names the extra."""
+    """The library that follows grammars. Raises an ImportError that names the extra."""
     try:
         import llguidance
     except ImportError as e:
@@ -15,7 +15,7 @@ def llguidance() -> ModuleType:
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and an end."""
+    """A vocabulary of the 256 bytes and an end token."""
 
     def __init__(self) -> None:
         self.eos_token_id, self.bos_token_id = 256, None
@@ -28,7 +28,7 @@ class _Bytes:
 
 @lru_cache(maxsize=1)
 def byte_vocabulary() -> Any:
-    """Return a tokenizer of llguidance whose tokens are the 256 bytes, then an end."""
+    """An llguidance tokenizer whose tokens are the 256 bytes, then an end token."""
     library = llguidance()
     return library.LLTokenizer(library.TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
 
@@ -40,14 +40,14 @@ def _matcher(terminal: str) -> Any:
 
 
 def trouble(terminal: str) -> str:
-    """Why llguidance cannot follow a terminal; nothing where it can."""
+    """The reason why llguidance cannot follow a terminal; "" if it can."""
     found = _matcher(terminal)
     return str(found.get_error()).splitlines()[0] if found.is_error() else ""
 
 
 @lru_cache(maxsize=2048)
 def is_empty(terminal: str) -> bool:
-    """Whether a terminal that llguidance follows matches no text at all."""
+    """Whether a terminal that llguidance accepts matches no text at all."""
     found = _matcher(terminal).deep_copy()
     try:
         mask = found.compute_bitmask()
@@ -57,7 +57,7 @@ def is_empty(terminal: str) -> bool:
 
 
 def matches(terminal: str, text: str) -> bool:
-    """Whether a terminal that llguidance follows matches the whole of a text."""
+    """Whether a terminal that llguidance accepts matches the whole of a text."""
     data = list(text.encode())
     found = _matcher(terminal).deep_copy()
     return bool(found.try_consume_tokens(data) == len(data) and found.is_accepting())

@@ -1,13 +1,13 @@
-"""A context-free grammar as a graph: only what can be finished is written, as llguidance's Lark."""
+"""A context-free grammar as a graph; only rules that can end are written, as llguidance's Lark."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class CompiledGrammar(NamedTuple):
-    """A grammar for llguidance, how far its rules lead to each other, and what is not enforced.
+    """A grammar for llguidance, the depth of its rules, and the keywords that are not enforced.
 
-    What is not are JSON Pointers to keywords of a schema.
+    The latter are JSON Pointers into the schema.
     """
 
     text: str
@@ -19,17 +19,17 @@ class CompiledGrammar(NamedTuple):
 class Rule:
     """Alternatives, each a row of symbols."""
 
-    about: object = None  # what it was made for
+    about: object = None  # the object that the rule was made for
     rows: "list[list[str | Rule | Times]]" = field(default_factory=list)
 
     def add(self, *row: "str | Rule | Times") -> "Rule":
-        """One more alternative."""
+        """Add an empty alternative and return it."""
         self.rows.append(list(row))
         return self
 
 
 class Times(NamedTuple):
-    """A rule again and again; most None: without end."""
+    """A repeated rule; most None: without limit."""
 
     rule: Rule
     least: int
@@ -37,7 +37,7 @@ class Times(NamedTuple):
 
 
 def finished(start: Rule) -> set[Rule]:
-    """The rules below one that some text ends."""
+    """The rules reachable from one that derive a finite text."""
     found: set[Rule] = set()
     waiting: dict[Rule, list[tuple[Rule, list[int]]]] = {}
     ready = []
@@ -62,7 +62,7 @@ def finished(start: Rule) -> set[Rule]:
 
 
 def reachable(start: Rule, among: set[Rule] | None = None) -> list[Rule]:
-    """A rule and all below it, the first ones first."""
+    """A rule and all rules below it, in breadth-first order."""
     found, left = {start: None}, [start]
     while left:
         for below in _below(left.pop()):
@@ -73,7 +73,7 @@ def reachable(start: Rule, among: set[Rule] | None = None) -> list[Rule]:
 
 
 def levels(start: Rule, alive: set[Rule]) -> int:
-    """How deep a walk of the rules goes that enters each rule once, the first ones first."""
+    """The depth of a breadth-first walk that enters each rule once."""
     entered, most = {start}, 0
     left = [iter(_below(start))]
     while left:
@@ -105,11 +105,12 @@ def _needed(symbol: "str | Rule | Times") -> Rule | None:
 
 
 def written(start: Rule, alive: set[Rule]) -> list[str]:
-    """The lines of a grammar whose start is alive."""
+    """The lines of a grammar whose start rule can end."""
     names = {rule: f"r{i}" for i, rule in enumerate(reachable(start, alive))}
     names[start] = "start"
     lines: list[str] = []
-    terminals: dict[str, str] = {}  # names of those with &, which may have it only under a name
+    # names of terminals with &, which is only allowed in a named terminal
+    terminals: dict[str, str] = {}
     for rule, name in names.items():
         rows = [_row(row, names, terminals) for row in rule.rows if _alive(row, alive)]
         lines.append(f"{name}: {' | '.join(dict.fromkeys(rows))}")

@@ -1,4 +1,4 @@
-"""Regular expressions as trees, and as Rust writes them."""
+"""Regular expressions as trees, and in Rust's syntax."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from tamis.grammar.characters import Characters
 
 
 class Node:
-    """A part of a tree. Those who need other parts than these derive them."""
+    """A part of a tree. Modules with further kinds of parts derive from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +19,21 @@ class Chars(Node):
 
 @dataclass(frozen=True, slots=True)
 class Row(Node):
-    """One after the other; without parts the empty text."""
+    """Parts in sequence; without parts the empty text."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either(Node):
-    """One of these."""
+    """Alternatives."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Times(Node):
-    """Repeated; most None: without end."""
+    """A repeated part; most None: without limit."""
 
     what: Node
     least: int
@@ -41,7 +41,7 @@ class Times(Node):
 
 
 def regex(node: Node, one: Callable[[Characters], str]) -> str:
-    """Rust's regular expression of a tree of these parts; one: that of a single character."""
+    """Rust's regular expression of a tree; one: that of a single character."""
     match node:
         case Chars(some):
             return one(some)
@@ -59,7 +59,7 @@ def regex(node: Node, one: Callable[[Characters], str]) -> str:
 
 
 def nullable(node: Node) -> bool:
-    """Whether a tree of these parts matches the empty text."""
+    """Whether a tree matches the empty text."""
     match node:
         case Row(parts):
             return all(map(nullable, parts))

@@ -91,7 +91,8 @@ def append(
     g.hooks.append(g, layer, q, k, values)
     for heads in (q, k):
         if heads is not None:
-            note_written(heads.x, "append")  # also where the hooks record nothing
+            # the buffer counts as overwritten even if the hooks record nothing
+            note_written(heads.x, "append")
     return Finished(layer, q.x)
 
 
@@ -136,7 +137,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
     g.hooks.attended(g, layer)
     if sinks:
         own_sinks = sinks.vector()
-        if hp.padded:  # of a head that the layer lacks, any
+        if hp.padded:  # all elements of a head that the layer lacks
             own_sinks = own_sinks[HeadMap.of(hp, layer).queries]
         g.rec.program.add(
             ops.ATTEND_SINK,
@@ -155,7 +156,7 @@ def attention(g: Graph, layer: int, q: Finished, sinks: Tensor | None = None) ->
 
 
 class HeadMap(NamedTuple):
-    """Which heads of a padded KV cache hold the heads of a layer, in the form of PLACE_HEADS."""
+    """The mapping of a layer's heads to those of a padded KV cache, for PLACE_HEADS."""
 
     queries: np.ndarray  # int32 [n_head]: the layer's head in each head of the cache, or -1
     keys: np.ndarray  # int32 [n_head_kv]
@@ -167,7 +168,7 @@ class HeadMap(NamedTuple):
         """Return the map of a layer whose KV heads serve at least as many query heads."""
         own, n_row = hp.of(layer), hp.group
         queries, keys = np.full(hp.n_head, -1, np.int32), np.full(hp.n_head_kv, -1, np.int32)
-        times = -(-own.group // n_row)  # a KV head of the layer
+        times = -(-own.group // n_row)  # the cache's KV heads for one of the layer
         outputs = np.zeros(own.n_head, np.int32)
         for head in range(own.n_head):
             kv, i = divmod(head, own.group)
@@ -180,7 +181,7 @@ class HeadMap(NamedTuple):
 
 def _in_cache_heads(g: Graph, name: str, heads: Heads, source: np.ndarray) -> Heads:
     """Copy heads to the wider heads of a padded KV cache, after the norm of their own width."""
-    rotated = heads.norm_last and heads.norm is not None  # here: the norm comes after it
+    rotated = heads.norm_last and heads.norm is not None  # here the norm comes after the rotation
     if heads.norm is not None:
         own = heads if rotated else replace(heads, angles=None)
         heads = replace(heads, x=record_norm_rope(g, own))
@@ -205,12 +206,12 @@ def _record_head_map(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray)
 
 
 def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | None) -> None:
-    """Record norm and rotation of q and k, in place, and that k and v go to the pages."""
+    """Record norm and rotation of q and k, in place, and the append of k and v to the pages."""
     if k is None or v is None:
         record_norm_rope(g, q)
         return
     scaled = q.scaled
-    is_latent = np.shares_memory(k.x, v.x)  # whatever thread keeps v, k must be what it will be
+    is_latent = np.shares_memory(k.x, v.x)  # whichever thread appends v, k must be finished before
     q, k = _ready(g, q, now=is_latent), _ready(g, k, now=is_latent)
     cos, sin = (None, None) if q.angles is None else (q.angles.cos, q.angles.sin)
     g.rec.program.add(
@@ -298,7 +299,7 @@ def record_norm_rope(g: Graph, heads: Heads, *, neox: bool | None = None) -> np.
 
 
 def rotated_by(frequencies: RopeFrequencies, n_tok: int, by: int) -> Angles:
-    """Return angles that rotate each of n_tok rows by the same number of positions."""
+    """Angles that rotate each of n_tok rows by the same number of positions."""
     return _rotated_by(frequencies.inv_freq.tobytes(), n_tok, by)
 
 
@@ -338,9 +339,9 @@ def record_attention(
 
 
 def n_split(n_row: int, n_part: int) -> int:
-    """Parts that the keys of each row are cut into, so that all rows are a multiple of n_part.
+    """The number of parts that each row's keys are split into: all parts fill n_part workers.
 
-    Or, of many, up to a 32nd fewer than n_part: each part has a start and an end of its own.
+    With many rows it may leave up to a 32nd of n_part idle, as each part has its own start and end.
     """
     few = n_part // n_row
     return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
@@ -352,7 +353,7 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Attended) -> No
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
     score_mod: dict[str, Any] = {}
     window, ahead = g.model.window(queries.layer), 0
-    if g.model.arch.is_encoder:  # a window lies around a token, half of it on each side
+    if g.model.arch.is_encoder:  # a window is centred on its token
         ahead = window // 2 if window else hp.n_ctx_train
         window = window // 2 + 1 if window else 0
     if g.model.has_score_mod or ahead:
@@ -393,10 +394,10 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Attended) -> No
 
 
 def attend_cost(rows: Attended, group: int, head_dim: int, row_bytes: int) -> Cost:
-    """What ATTEND reads, from the Selection as its call has left it.
+    """The cost of ATTEND, computed from the Selection that its call has left.
 
-    Each row reads the K and V of its blocks, row_bytes for both, once for all of its
-    queries; the part of the last block that no query may see is left out.
+    Each row reads the K and V of its blocks, row_bytes for both, once for all of its queries.
+    Positions of the last block that no query may see do not count.
     """
     sel, step = rows.sel, rows.step
 

@@ -1,7 +1,7 @@
-"""The audit: on every N-th decode step, dense attention beside the method's, and what that shows.
+"""The audit: on every N-th decode step, dense attention is computed and compared.
 
-An audited step replays a Program of its own: the decode Program with one more op a layer. Costs a
-few times what dense attention does on those steps, nothing on the others.
+An audited step replays a Program of its own: the decode Program with one more op per layer. It
+costs a few times as much as dense attention on those steps, nothing on others.
 """
 
 from collections.abc import Sequence
@@ -18,57 +18,57 @@ from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.select.base import Recording, SelectorState
 
-LOW_MASS = 0.9  # of a head: what estimates are to find
+LOW_MASS = 0.9  # of a head: estimates must detect a mass below it
 
 
 class AuditError(RuntimeError):
-    """A bound that must hold did not: the message says which, where, and both numbers."""
+    """A guaranteed bound was violated: the message names it, the position, and both numbers."""
 
 
 class Findings(NamedTuple):
     """Means over audited steps and heads. Weights are dense attention's, which sum to 1."""
 
     layer: int | None  # None: all layers
-    head_kv: int | None  # the query heads that share this KV head; None: all
+    head_kv: int | None  # the KV head of these query heads; None: all heads
     n_step: int
     n_seen: float  # tokens that dense attention reads
     n_kept: float  # tokens that a query head attends to
-    mass: float  # weight that they hold
-    mass_p5: float  # what all but 5 % of the cases exceed
-    best_mass: float  # weight that as many of the best hold
-    recall: float  # share of those best that are kept
+    mass: float  # the sum of their weights
+    mass_p5: float  # the fifth percentile of mass
+    best_mass: float  # the sum of as many of the largest weights
+    recall: float  # the share of those best tokens that is read
     error: float  # |out - dense| / |dense|
 
 
 class BoundFindings(NamedTuple):
-    """How a paper's bound did over all audited steps, layers and heads."""
+    """The tightness of a paper's bound over all audited steps, layers and heads."""
 
     name: str
     measured: float  # mean
     allowed: float  # mean
-    tightest: float  # largest measured / (allowed + rounding); 1 would touch the bound
-    holds_always: bool  # checked; otherwise shown only
+    tightest: float  # the largest measured / (allowed + rounding); at 1 it meets the bound
+    holds_always: bool  # True: a violation is an error; False: it is only reported
 
 
 class EstimateFindings(NamedTuple):
-    """Estimates of retained mass beside the exact ones, over audited steps, layers and heads."""
+    """The accuracy of estimated retained mass, over audited steps, layers and heads."""
 
-    n: int  # heads of a layer and step
+    n: int  # the number of (step, layer, head)
     mass: float  # estimated, mean
     exact: float  # mean
-    error: float  # |estimated - exact|, mean
-    low: float  # share of the heads that hold less than LOW_MASS
-    caught: float  # share of those whose estimate is below it, too; 1 where there are none
-    false_alarms: float  # share of the others whose estimate is below it
+    error: float  # the mean of |estimated - exact|
+    low: float  # the share of heads that retain less than LOW_MASS
+    caught: float  # the share of those whose estimate is below it, too; 1 if there are none
+    false_alarms: float  # the share of the others whose estimate is below it
 
 
 class Queries(NamedTuple):
-    """What a layer attends with, and where to: f32 [n_tok, n_head, head_dim] each."""
+    """The queries and the output of a layer's attention: f32 [n_tok, n_head, head_dim] each."""
 
     layer: int
     q: np.ndarray
     out: np.ndarray
-    lse: np.ndarray | None = None  # f32 [n_tok, n_head], where something reads it: see Rows
+    lse: np.ndarray | None = None  # f32 [n_tok, n_head], if an op reads it: see Rows
 
 
 class Audit:
@@ -91,41 +91,41 @@ class Audit:
         self._layers = [hp.of_cache(layer) for layer in range(hp.n_layer)]
         most = max(own.n_head for own in hp.kinds)
         self._report = np.zeros((hp.n_layer, most, len(AUDIT)), np.float64)
-        self._work: np.ndarray | None = None  # made when there is a team to know the size of
+        self._work: np.ndarray | None = None  # made once the size of the team is known
         self._n_decoded = 0
         self.reset()
 
     def reset(self) -> None:
-        """Drop the samples, not how many steps there were."""
+        """Drop the samples; the count of steps continues."""
         self._samples: list[np.ndarray] = []
         self._bytes: list[tuple[int, int, int]] = []
         self._bounds: dict[tuple[str, bool], list[np.ndarray]] = {}
-        self._estimates: list[np.ndarray] = []  # f64 [n, 2] a step: estimated and exact mass
+        self._estimates: list[np.ndarray] = []  # f64 [n, 2] for each step: estimated and exact mass
 
     @property
     def n_step(self) -> int:
-        """How many steps were audited."""
+        """The number of audited steps."""
         return len(self._samples)
 
     @property
     def samples(self) -> np.ndarray:
-        """f64 [n_step, n_layer, n_head, len(ops.AUDIT)]: everything that was measured."""
+        """All measurements: f64 [n_step, n_layer, n_head, len(ops.AUDIT)]."""
         shape = (-1, *self._report.shape)
         return np.array(self._samples, np.float64).reshape(shape)
 
     @property
     def specs(self) -> set[KernelSpec]:
-        """The kernels it needs."""
+        """The kernels of the audit."""
         dims = {hp.head_dim for hp in self._hp.kinds}
         return {KernelSpec(ops.AUDIT_HEADS, (dim, *self._kv_types)) for dim in dims}
 
     def due(self) -> bool:
-        """Whether the decode step that now begins is one of the N-th."""
+        """Whether the next decode step is an N-th one, which is audited."""
         self._n_decoded += 1
         return self._n_decoded % self._every == 0
 
     def record(self, rec: Recording, queries: Queries, kv: KVView, sel: Selection) -> None:
-        """Record the check of what attention has made of the queries."""
+        """Record the comparison of attention's output for the queries with dense attention."""
         hp = self._layers[queries.layer]
         if self._work is None:
             n_work = max(ops.audit_work(self._n_ctx, own.head_dim) for own in self._hp.kinds)
@@ -155,7 +155,7 @@ class Audit:
         )
 
     def take(self, program: Program, state: SelectorState, step: int, pos: int) -> None:
-        """Keep what the audited step just made. Raises AuditError where a bound does not hold."""
+        """Store the audited step's measurements. Raises AuditError if a bound is violated."""
         report, dense = self._report.copy(), 0
         for hp, heads in zip(self._layers, report, strict=True):
             for field in (AUDIT.max_k, AUDIT.max_v):
@@ -175,7 +175,7 @@ class Audit:
                 moved[call.part] += call.cost(1, pos)[0]
         self._bytes.append((moved[ATTEND], moved[SELECT], dense))
         for layer, heads in enumerate(report):
-            if not self._hp.has_own_heads(layer):  # those no method serves
+            if not self._hp.has_own_heads(layer):  # layers that no method serves
                 self._check(layer, heads[: self._hp.n_head], state, step)
 
     def _check(self, layer: int, heads: np.ndarray, state: SelectorState, step: int) -> None:
@@ -192,7 +192,7 @@ class Audit:
                 )
 
     def groups(self) -> list[Findings]:
-        """Of each layer and KV head, over its query heads."""
+        """The findings of each layer and KV head, over its query heads."""
         return [
             self._found(layer, h)
             for layer, hp in enumerate(self._layers)
@@ -201,7 +201,7 @@ class Audit:
         ]
 
     def total(self) -> Findings:
-        """Over all layers and heads. Raises ValueError where no step was audited."""
+        """The findings over all layers and heads. Raises ValueError if no step was audited."""
         if not self._samples:
             raise ValueError(
                 f"no step was audited: {self._n_decoded} were decoded, every {self._every}th counts"
@@ -209,12 +209,12 @@ class Audit:
         return self._found(None, None)
 
     def n_bytes(self) -> tuple[float, float, float]:
-        """Bytes a step: K and V attended to, selection, and dense attention's."""
+        """Bytes per step: of the K and V read, of selection, and of dense attention."""
         attend, select, dense = np.mean(self._bytes, axis=0)
         return float(attend), float(select), float(dense)
 
     def bounds(self) -> list[BoundFindings]:
-        """Of each bound that the method has."""
+        """The findings of each of the method's bounds."""
         found = []
         for (name, always), numbers in self._bounds.items():
             measured, allowed, limit = np.concatenate(numbers).T
@@ -226,7 +226,7 @@ class Audit:
         return found
 
     def estimate(self) -> EstimateFindings | None:
-        """How the estimates of `min_mass` did; None where no audited step had any."""
+        """The findings on estimates of retained mass; None if no audited step had any."""
         if not sum(map(len, self._estimates)):
             return None
         mass, exact = np.concatenate(self._estimates).T

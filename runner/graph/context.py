@@ -23,10 +23,10 @@ class Heads:
     """
 
     x: np.ndarray  # f32 [n_tok, n_head, head_dim]
-    norm: np.ndarray | None = None  # f32 [head_dim], of each head, or [n_head, head_dim]
+    norm: np.ndarray | None = None  # f32 [head_dim], for each head, or [n_head, head_dim]
     angles: "Angles | None" = None
-    norm_last: bool = False  # they are normed after they are rotated, not before
-    scaled: bool = False  # at last they are multiplied by the temperature of their position
+    norm_last: bool = False  # whether they are normed after rotation, not before
+    scaled: bool = False  # whether they are finally multiplied by the temperature of their position
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", taken(self.x))
@@ -37,7 +37,7 @@ class Finished:
     """Queries that `append` has normed and rotated, which `attention` of the same layer takes."""
 
     layer: int
-    x: np.ndarray  # f32 [n_tok, n_head, head_dim], of a padded KV cache's heads where it is one
+    x: np.ndarray  # f32 [n_tok, n_head, head_dim]; with a padded KV cache, its heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +50,50 @@ class Angles:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an indexer chooses keys by: queries of its own, and what their scores weigh."""
+    """The input of an indexer's selection: its own queries and keys, and the weights of scores."""
 
     q: Heads  # [n_tok, n_head, n_key]
-    k: Heads  # [n_tok, 1, n_key], kept behind the layer's key
-    weights: np.ndarray | None  # f32 [n_tok, n_head]; None: each head chooses for one KV head
+    k: Heads  # [n_tok, 1, n_key], stored behind the layer's key
+    weights: np.ndarray | None  # f32 [n_tok, n_head]; None: each head selects for one KV head
     scratch: np.ndarray  # uint8: the workspace's
-    neox: bool  # rotary pairs are half of what is rotated apart
+    neox: bool  # whether the elements of a rotary pair are half the rotary width apart
 
 
-# state(name, *shape): one of a layer's recurrent states, float32, which ops go on from.
+# state(name, *shape): one of a layer's recurrent states, float32, which ops continue from.
 State = Callable[..., np.ndarray]
 
 
 class Hooks:
     """What a layer needs beyond its own rows: a sequence's positions, KV cache and devices.
 
-    By default nothing is recorded: the ops over rows alone, which any sequence may run.
+    The default hooks record nothing, which leaves the ops over rows, independent of any sequence.
     """
 
     def append(self, g: "Graph", layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
-        """Record norm and rotation of q and k, in place, and that k and v are appended."""
+        """Record norm and rotation of q and k, in place, and the append of k and v."""
 
     def index(self, g: "Graph", index: Index, k: np.ndarray) -> None:
-        """Record that k's rows end with an indexer's keys; it chooses the keys of what follows."""
+        """Record an indexer, whose keys end k's rows.
+
+        It selects the keys of the attention that follows.
+        """
 
     def attend(
         self, g: "Graph", layer: int, q: np.ndarray, out: np.ndarray, lse: np.ndarray | None
     ) -> None:
         """Record attention of q to the KV cache, both f32 [n_tok, n_head, head_dim].
 
-        lse: f32 [n_tok, n_head], where the log of the sums of exponentials is to be.
+        lse: f32 [n_tok, n_head], receives the log of the sums of exponentials.
         """
 
     def attended(self, g: "Graph", layer: int) -> None:
-        """Called when attention's output is where the layer's rows are, before g.x changes."""
+        """Called when attention's output is on the layer's device, before g.x changes."""
 
     def recur(self, g: "Graph", layer: int, record: "Callable[[State], None]") -> None:
         """Record the ops over a layer's recurrent states."""
 
     def end(self, g: "Graph", layer: int) -> None:
-        """Called when the layer has added all it adds to g.x."""
+        """Called when all that the layer adds to g.x is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class Graph:
     def x(self) -> np.ndarray:
         """The residual stream as it is now, f32 [n_tok, n_embd].
 
-        What was taken of it before the last `add` is stale: reading that is an error of recording.
+        A value taken before the last `add` is stale: reading it is an error of recording.
         """
         return self.ws.current_x()
 

@@ -29,27 +29,27 @@ from tamis.select.notation import MethodError
 
 
 class _Layer(NamedTuple):
-    """Where the ops of a layer are in the Program of a chunk."""
+    """The numbers of a layer's ops in the Program of a chunk."""
 
     first: int
-    projected: int  # after its own K and V are in the pages
-    ready: int  # after the frozen ones are what they should be
+    projected: int  # the op after its own K and V are in the pages
+    ready: int  # the op after the frozen rows are corrected
     end: int
 
 
 class Own(NamedTuple):
-    """What a session has at a place."""
+    """What a session owns on a device."""
 
     ws: Workspace
-    kv: KVCache  # of the place's layers, counted from 0
-    state: SelectorState  # asked for these layers only, by their numbers in the model
+    kv: KVCache  # of the device's layers, counted from 0
+    state: SelectorState  # used for these layers only, by their numbers in the model
     states: RecurrentStates  # of all layers
 
 
 class Stage:
     """The recorded Programs of one device over a session's workspace, pages and selector state.
 
-    `open` must be called before any runs.
+    `open` must be called before any Program runs.
     """
 
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
@@ -61,7 +61,7 @@ class Stage:
                     "this model chooses the keys that it attends to: leave out attn and prefill"
                 )
             self.state = indexer_state(self.state.shape, model.hp)
-        # Of layers that a method does not serve, since their heads are others.
+        # For layers that a method cannot serve, as their heads differ.
         shapes = [with_heads(self.state.shape, hp) for hp in model.hp.kinds[1:]]
         self._plain = [SelectorState(shape) for shape in shapes]
         self._model, self._audit = model, audit
@@ -81,12 +81,12 @@ class Stage:
                 "prefill freezes tokens, but layers of this model share their KV cache, or have "
                 "heads of other widths: choose another prefill, or cpe:psi=1"
             )
-        self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer leaves alone
+        self.frozen = np.zeros(2, np.int64)  # rows of the chunk that the next layer does not change
         self.held = zeros(self.ws.x.shape if self.state.freezing else 0, np.float32)
         self._stops: dict[LinkedProgram, list[int]] = {}
-        self.decoded: tuple[int, Program] = -1, Program()  # the last step's position, and Program
-        self._tables = b""  # of pages, as they were shown to kernels
-        # Of the last position first: the kernels of a method for long prompts are loaded in time.
+        self.decoded: tuple[int, Program] = -1, Program()  # position and Program of the last step
+        self._tables = b""  # the page tables that kernels have seen last
+        # For the last position first: a method's kernels for long prompts are then loaded in time.
         last = self.state.prompt_phase(self.kv.capacity)
         self._chunks = {last: self._body(len(self.ws.ids))}
         self._prefills: dict[str, tuple[LinkedProgram, list[_Layer]]] = {}
@@ -102,14 +102,14 @@ class Stage:
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
-        """The kernels that it is sure to need: of either side of its Programs' transfers."""
+        """The kernels that it certainly needs, for either side of its Programs' transfers."""
         chunks = [program for program, _ in self._chunks.values()]
         sides = [program.sides() for program in (*chunks, self._decoding[1])]
         rows, own = zip(*sides, strict=True)
         return set().union(*(s.specs for s in rows)), set().union(*(s.specs for s in own))
 
     def open(self) -> None:
-        """Link what was recorded; the backend has loaded the kernels."""
+        """Link the recorded Programs, once the backend has loaded the kernels."""
         phase, decode = self._decoding
         linked = {name: (self._linked(program), at) for name, (program, at) in self._chunks.items()}
         self._prefills, self._chunks = linked, {}
@@ -122,7 +122,7 @@ class Stage:
         return bool(self._decoding[1].pauses)
 
     def news(self) -> list[np.ndarray]:
-        """The page tables, where they are not what was told the last time."""
+        """The page tables, if they have changed since the last call."""
         tables = b"".join(table.tobytes() for table in self.kv.tables)
         if tables == self._tables:
             return []
@@ -131,14 +131,14 @@ class Stage:
 
     @property
     def programs(self) -> list[LinkedProgram]:
-        """All that may run, for profiles."""
+        """All Programs that may run, for profiles."""
         preparing = [] if self._preparing is None else [self._preparing]
         chunks = [program for program, _ in self._prefills.values()]
         return [*chunks, *preparing, *self._phases.values()]
 
     @property
     def ends(self) -> bool:
-        """Whether its decode Programs go on to the logits."""
+        """Whether its decode Programs end with the logits."""
         return self.place.output and self.layers.stop == self._model.hp.n_layer
 
     def prefill(
@@ -146,7 +146,7 @@ class Stage:
     ) -> None:
         """Run a chunk through the layers; prompt: the positions of all its chunks.
 
-        lasting: whether its K and V are to stay, so that methods may prepare them.
+        lasting: whether its K and V will stay, so that methods may prepare them.
         """
         self.kv.begin(pos, n_tok)
         program, layers = self._prefills[self.state.prompt_phase(pos)]
@@ -176,7 +176,10 @@ class Stage:
         self.decoded = pos, phase.program
 
     def own_step(self, pos: int) -> Program:
-        """The Program of the decode step at pos, for a Batch; kernels see the pages that it has."""
+        """The Program of the decode step at pos, for a Batch.
+
+        Updates the page tables of kernels.
+        """
         program = self.phase(pos, None, None).program
         self.decoded = pos, program
         if not self.backend.on_host and (news := self.news()):
@@ -184,9 +187,9 @@ class Stage:
         return program
 
     def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> LinkedProgram:
-        """The decode Program of a step, recorded where there is none.
+        """The decode Program of a step, recorded if there is none.
 
-        answer: f32 [n_vocab], one of few, where logits go instead of to the workspace.
+        answer: f32 [n_vocab], one of few buffers, receives the logits in place of the workspace.
         """
         where = 0 if answer is None else answer.ctypes.data
         key = self.state.phase(step), audit is not None, where
@@ -225,9 +228,11 @@ class Stage:
             program.count(n_tok, pos, part.start, part.stop)
 
     def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
-        """Record this device's layers, from token ids or ws.x to ws.x; with their op numbers.
+        """Record this device's layers, from token ids or ws.x to ws.x.
 
-        The embedding is recorded before the first layer, where this device has that.
+        Returns also their op numbers.
+
+        The embedding is recorded before the first layer, if this device has it.
         """
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, n_tok)
         around = _Around(self, audit)
@@ -245,9 +250,9 @@ class Stage:
         return rec.program, layers
 
     def _prepare(self) -> Program:
-        """What the method makes of the layers' keys once a part of a prompt is whole."""
+        """The Program that prepares a method's data once a part of a prompt is complete."""
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, len(self.ws.ids))
-        rec.program.transfer(self.ws.step)  # of no rows: all ops are of the sequence's side
+        rec.program.transfer(self.ws.step)  # without rows: all ops belong to the sequence's side
         for layer in self.layers:
             if (source := self._model.kv_layer(layer)) in self._model.kv_layers:
                 self.state_of(layer).prepare(rec, layer, self.view(source))
@@ -264,16 +269,16 @@ class Stage:
         return self.kv.view(self._model.kv_layers.index(layer) - before)
 
     def state_of(self, layer: int) -> SelectorState:
-        """The method's state, of a layer that it serves; else one that chooses nothing."""
+        """The method's state for a layer that it serves; for others one that selects nothing."""
         return self._plain[0] if self._model.hp.has_own_heads(layer) else self.state
 
     def record_copy(self, rec: Recording, source: np.ndarray, target: np.ndarray) -> None:
-        """Record that the frozen rows of source are those of target."""
+        """Record a copy of the frozen rows from target to source."""
         n = self._model.hp.n_embd
         rec.program.add(ops.COPY_ROWS, rows=self.frozen, source=source, target=target, n=n)
 
     def _decode(self, audit: Audit | None, answer: np.ndarray | None) -> Program:
-        """The Program of one token, to its logits where it `ends`."""
+        """The Program of one token, which includes the logits if it `ends`."""
         program, _ = self._body(1, audit)
         if self.ends:
             rec = new_recording(program, self.ws.step, 1)
@@ -283,7 +288,7 @@ class Stage:
 
 
 class _Around(Hooks):
-    """The KV cache, attention and token freezing of a stage, around the layers' own rows."""
+    """The KV cache, attention and token freezing of a stage, as hooks of the layers."""
 
     def __init__(self, stage: Stage, audit: Audit | None) -> None:
         self._stage, self._audit = stage, audit
@@ -353,7 +358,7 @@ class _Around(Hooks):
 
 
 def record_rows(g: Graph) -> None:
-    """Record a decode step but for what the hooks would, and the head: from ws.ids to ws.x."""
+    """Record a decode step without the hooks and the head: from ws.ids to ws.x."""
     record_embedding(g)
     record_begin(g, range(0), None)
     for layer in range(g.hp.n_layer):
@@ -361,7 +366,7 @@ def record_rows(g: Graph) -> None:
 
 
 class _Noting(Hooks):
-    """Notes which recurrent states the layers ask for, and which of them append keys."""
+    """Notes the recurrent states that layers ask for, and the layers that append keys."""
 
     def __init__(self, ws: Measured) -> None:
         self._ws = ws
@@ -379,7 +384,7 @@ class _Noting(Hooks):
 
 
 def measure(model: Model) -> Needs:
-    """What the model's graph needs of a workspace. Raises MissingTensor."""
+    """The buffers that the model's graph needs of a workspace. Raises MissingTensor."""
     ws = Measured(model.hp)
     g = Graph(model, ws, new_recording(Program(), ws.step, 1), _Noting(ws))
     record_rows(g)
@@ -388,7 +393,7 @@ def measure(model: Model) -> Needs:
 
 
 def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
-    """Record what a pass over these layers of a sequence begins with: its angles, its pages."""
+    """Record the beginning of a pass over these layers of a sequence: its angles and pages."""
     table, learned = g.model.weights.top.position_embd, None
     if g.model.arch.positions == "all" or (g.model.arch.positions and table):
         learned = table.vector()
@@ -439,7 +444,7 @@ def record_embedding(g: Graph) -> None:
 
 
 def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
-    """Record the output norm of the rows that `rows` names, and their logits f32 [n, n_vocab]."""
+    """Record the output norm of the rows that `rows` selects, and their logits f32 [n, n_vocab]."""
     weights, hp = g.model.weights, g.hp
     if not g.model.norms_output:
         normed = Source(g.x, step=rows)
@@ -454,7 +459,7 @@ def record_head(g: Graph, rows: np.ndarray, logits: np.ndarray) -> None:
 
 
 def _check_readers(program: Program, role: str, types: KVTypes) -> None:
-    """Raise MethodError where an op reads keys or values, and not those of this type."""
+    """Raise MethodError if an op reads K or V but not of this type."""
     for call in program.calls:
         op = call.spec.op
         for name, pages, constant, type in (

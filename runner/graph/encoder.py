@@ -1,4 +1,4 @@
-"""What encoders share (BERT, Devlin et al. 2018, arXiv 1810.04805): norms after each part."""
+"""The layers of encoders (BERT, Devlin et al. 2018, arXiv 1810.04805): norms after each part."""
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward, self_attention
@@ -7,7 +7,7 @@ from tamis.graph.norm import add, norm_rows, record_rows_added
 
 
 def encoder_layer(g: Graph, il: int) -> None:
-    """Record layer il, whose parts are added to g.x, which is then normed."""
+    """Record layer il: each part is added to g.x, which is then normed."""
     w = g.weights(il)
     if il == 0:
         begin(g)
@@ -24,7 +24,7 @@ def read(g: Graph, il: int) -> None:
 
 
 def begin(g: Graph) -> None:
-    """Record what is done to the token embeddings: all are of the first type, and are normed."""
+    """Record the sum of the embeddings of tokens and of the first token type, and its norm."""
     top = g.model.weights.top
     if top.token_types:
         record_rows_added(g, top.token_types.vector()[:1])

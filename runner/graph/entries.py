@@ -1,6 +1,6 @@
-"""What attention to compressed entries reads: a window, and the entries that an indexer chooses.
+"""Selections of attention to compressed entries: a window, and entries that an indexer selects.
 
-Entries are rows of a KV head of their own, at the last position of the block that each stands for.
+Entries are rows of a separate KV head, at the last position of the block that each stands for.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from tamis.select.base import Recording, SelectorShape
 
 
 class EntryState(IndexerState):
-    """Two rows a token: positions of its window, and those of entries; all, without an indexer."""
+    """Two rows per token: its window's positions, and its entries' (all without an indexer)."""
 
     def __init__(self, shape: SelectorShape, hp: HParams) -> None:
         super().__init__(shape, hp.indexer)
@@ -27,7 +27,7 @@ class EntryState(IndexerState):
         self._capacity = min(hp.sliding_window, shape.n_ctx) + max(most, default=0)
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        """Record what each token of a chunk attends to."""
+        """Record the selection of each token of a chunk."""
         selection, index = self._selection(rec), self.index
         if index is not None:
             self._record_scores(rec, index, selection, kv)
@@ -47,7 +47,7 @@ class EntryState(IndexerState):
     select_decode = select_prefill
 
     def _selection(self, rec: Recording) -> Selection:
-        """That of all layers of Programs of so many tokens."""
+        """The Selection shared by all layers of Programs of so many tokens."""
         if rec.n_tok not in self._selections:
             self._selections[rec.n_tok] = Selection(
                 indptr=np.zeros(2 * rec.n_tok + 1, np.int32),
@@ -60,5 +60,5 @@ class EntryState(IndexerState):
 
 
 def indexer_state(shape: SelectorShape, hp: HParams) -> IndexerState:
-    """What chooses the keys of a model that does so itself."""
+    """The state of a model's built-in selection of keys."""
     return EntryState(shape, hp) if hp.compressed.n_head else IndexerState(shape, hp.indexer)

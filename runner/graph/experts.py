@@ -13,25 +13,25 @@ from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.model.weights import Tensor
 
-PACKED = ("silu", "gelu")  # activations that GATE has
+PACKED = ("silu", "gelu")  # activations that GATE supports
 
 
 class Mixture(NamedTuple):
-    """The chosen experts' outputs, whose weighted sum is recorded where it is known what for."""
+    """The chosen experts' outputs; their weighted sum is recorded once its use is known."""
 
     x: np.ndarray  # f32 [n_tok, n_used, n_embd]
     weights: np.ndarray  # f32 [n_tok, n_used]
 
 
 class Chosen(NamedTuple):
-    """Which experts each row reads, and what their outputs weigh."""
+    """The experts of each row, and the weights of their outputs."""
 
     ids: np.ndarray  # int32 [n_tok, n_used]
     weights: np.ndarray  # f32 [n_tok, n_used]
 
 
 def experts(g: Graph, il: int, x: np.ndarray) -> Mixture:
-    """The n_expert_used best gated feed-forward parts of each row of x, f32 [n_tok, n_embd]."""
+    """The n_expert_used best gated feed-forward parts for each row of x, f32 [n_tok, n_embd]."""
     w = g.weights(il)
     (logits,) = linears(g, x, w.ffn_gate_inp)
     table = w.ffn_gate_tid2eid if il < g.hp.n_hash else None
@@ -39,7 +39,7 @@ def experts(g: Graph, il: int, x: np.ndarray) -> Mixture:
 
 
 def chosen_experts(g: Graph, il: int, x: np.ndarray, chosen: Chosen) -> Mixture:
-    """The feed-forward parts that were chosen for each row of x, f32 [n_tok, n_embd]."""
+    """The feed-forward parts chosen for each row of x, f32 [n_tok, n_embd]."""
     w = g.weights(il)
     return Mixture(
         _products(g, _hidden(g, il, x, chosen.ids), w.ffn_down_exps, chosen.ids), chosen.weights
@@ -47,9 +47,9 @@ def chosen_experts(g: Graph, il: int, x: np.ndarray, chosen: Chosen) -> Mixture:
 
 
 def shared_expert(g: Graph, il: int, x: np.ndarray) -> Product:
-    """The gated feed-forward part that every row of x reads.
+    """The shared expert: a gated feed-forward part that every row of x reads.
 
-    Times the sigmoid of its own gate, where it has one.
+    It is multiplied by the sigmoid of its own gate, if it has one.
     """
     w, arch = g.weights(il), g.model.arch
     if not arch.gated:
@@ -73,7 +73,7 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 
 def _hidden(g: Graph, il: int, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """What the chosen experts' last product reads, f32 [n_tok, n_used, n_ff]."""
+    """The input of the chosen experts' last product, f32 [n_tok, n_used, n_ff]."""
     w, limit = g.weights(il), _limit(g.hp.clamp_experts, il)
     if w.ffn_gate_up_exps:
         both, n = _products(g, x, w.ffn_gate_up_exps, ids), g.hp.n_ff_expert
@@ -98,7 +98,7 @@ def _limit(clamps: tuple[float, ...], il: int) -> float:
 
 
 def activated(g: Graph, gate: np.ndarray, up: np.ndarray, limit: float) -> np.ndarray:
-    """The gate's activation times up, of f32 [n_tok, ...] both; in place of the gate."""
+    """The gate's activation times up, both f32 [n_tok, ...]; it overwrites the gate."""
     arch = g.model.arch
     limit = limit or arch.clamp_always
     fields: dict[str, Any] = {
@@ -133,9 +133,9 @@ def record_sum(g: Graph, mixture: Mixture, y: np.ndarray, *, add: bool) -> None:
 
 
 def route(g: Graph, logits: np.ndarray, bias: Tensor, table: Tensor | None = None) -> Chosen:
-    """The experts of each row: the best by their logits, or by their scores with a bias added.
+    """The experts of each row: the best by logits, or by scores plus a bias.
 
-    table: int32 [n_vocab, n_expert_used], those of each token, where they depend on it alone.
+    table: int32 [n_vocab, n_expert_used], the experts of each token, if they depend only on it.
     """
     n_used, routing, arch = g.hp.n_expert_used, g.hp.routing, g.model.arch
     chosen = Chosen(
@@ -168,7 +168,7 @@ def route(g: Graph, logits: np.ndarray, bias: Tensor, table: Tensor | None = Non
 
 
 def weighed(g: Graph, chosen: Chosen, factors: np.ndarray) -> Chosen:
-    """The same choice, each expert's weight times its own factor; factors f32 [n_expert]."""
+    """The same choice with each expert's weight times its own factor; factors f32 [n_expert]."""
     own = _factors(g, factors, chosen.ids)
     return chosen._replace(
         weights=gated(g, "expert_shares", whole(own), "none", whole(chosen.weights))
@@ -176,7 +176,7 @@ def weighed(g: Graph, chosen: Chosen, factors: np.ndarray) -> Chosen:
 
 
 def _factors(g: Graph, factors: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Each slot's own factor, f32 [n_tok, n_used]; factors f32 [n_expert]."""
+    """The factor of each slot, f32 [n_tok, n_used]; factors f32 [n_expert]."""
     n_used = ids.shape[1]
     own = g.ws.rows("expert_factors", n_used)
     fields: dict[str, Any] = {"step": g.rec.step, "y": own}
@@ -186,7 +186,10 @@ def _factors(g: Graph, factors: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.ndarray:
-    """y[slot] = x @ w[expert of slot].T + its bias; x has one row a token, or one a slot."""
+    """The products y[slot] = x @ w[expert of slot].T + its bias.
+
+    X has one row per token or slot.
+    """
     y = products(g, x, tensor, ids, g.hp.n_expert)
     if (bias := tensor.bias()) is not None:
         g.rec.program.add(
@@ -202,9 +205,9 @@ def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.nd
 
 
 def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix: int) -> np.ndarray:
-    """y[slot] = x @ w[ids of slot].T, f32 [n_tok, n_used, n_out]; w: n_matrix matrices.
+    """The products y[slot] = x @ w[ids of slot].T, f32 [n_tok, n_used, n_out].
 
-    x has one row a token, or one a slot; ids int32 [n_tok, n_used].
+    w: n_matrix matrices. x has one row per token or per slot; ids int32 [n_tok, n_used].
     """
     w, n_used = tensor.matrix(), ids.shape[1]
     n_out = w.n_out // n_matrix
@@ -234,6 +237,6 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
 
 
 def _cost(w: QTensor, share: float) -> Cost:
-    """Each token reads its share of the matrices."""
+    """The cost of products: each token reads its share of the matrices."""
     n_bytes, n_flop = int(share * w.data.nbytes), int(share * 2 * w.n_in * w.n_out)
     return lambda n_tok, pos: (n_tok * n_bytes, n_tok * n_flop)

@@ -1,4 +1,4 @@
-"""The forward pass of a session: its stages, one a device, in turn, and the output head."""
+"""The forward pass of a session: its stages in order, one per device, and the output head."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ AUDITED = "report", "indptr", "chosen", "meta"  # results of an audit, inputs of
 
 
 class Forward:
-    """Chunks and single tokens through the stages; between two of them ws.x changes its device."""
+    """Runs chunks and single tokens through the stages; between two of them ws.x is transferred."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Forward:
         for stage in stages:
             stage.open()
         self._head = self._ending.backend.link(head)
-        # Where kernels write to host memory, a copy of one row is as good.
+        # If kernels can write to host memory, a copy of one row costs no more.
         ending = self._ending.backend
         self._answers = [] if ending.on_host else host_logits(ending, model.hp.n_vocab)
-        self._answer: HostLogits | None = None  # which of them the last step's logits are in
+        self._answer: HostLogits | None = None  # the one that holds the last step's logits
         self._counting = False
         self._best: dict[int, BestLogits] = {}  # by how many
 
     @property
     def n_ubatch(self) -> int:
-        """Most tokens of a chunk."""
+        """The most tokens of a chunk."""
         return len(self._ws.ids)
 
     def prefill(self, ids: np.ndarray, pos: int, prompt: range, *, lasting: bool = True) -> None:
         """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
 
-        prompt: the positions of all its chunks; lasting: whether its K and V are to stay.
-        Between layers the interpreter looks for signals, so Ctrl-C stops a long chunk.
+        prompt: the positions of all its chunks; lasting: whether its K and V will stay. Between
+        layers the interpreter handles signals, so Ctrl-C stops a long chunk.
         """
         self._set(ids, pos, prompt)
         for before, stage in zip([None, *self._stages], self._stages, strict=False):
@@ -70,10 +70,10 @@ class Forward:
         self._pass_on(self._last, self._ending, len(ids))
 
     def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:
-        """Run one token. `logits_of_step` tells what comes of it; `best` too, if not `whole`.
+        """Run one token. `logits_of_step` returns its logits; `best` does too, if not `whole`.
 
-        whole: all logits are wanted, where Python reads them.
-        Raises AuditError, where a step is audited and a bound does not hold.
+        whole: all logits are wanted, where Python reads them. Raises AuditError if a step is
+        audited and a bound is violated.
         """
         audit = self._audit if self._audit is not None and self._audit.due() else None
         free = (answer for answer in self._answers if answer.free)
@@ -99,7 +99,7 @@ class Forward:
             self._run_head(0, 1)
 
     def logits_of_step(self) -> np.ndarray:
-        """The logits of the token that was decoded last, f32 [n_vocab], the caller's to keep."""
+        """The logits of the last decoded token, f32 [n_vocab], in memory of the caller."""
         if self._answer is None:
             return self._fetched(self._ws.logits[0])
         self._ending.backend.fetch(self._answer.logits)
@@ -116,7 +116,7 @@ class Forward:
         return self._stages[0].own_step(pos)
 
     def logits(self, row: int, n_row: int) -> np.ndarray:
-        """Logits of n_row <= HEAD_ROWS rows of the last chunk, a copy f32 [n_row, n_vocab]."""
+        """A copy of logits of n_row <= HEAD_ROWS rows of the last chunk, f32 [n_row, n_vocab]."""
         self._run_head(row, n_row)
         return self._fetched(self._ws.logits[:n_row])
 
@@ -137,25 +137,25 @@ class Forward:
         self._count(self._ending, self._head, n_row, 0)
 
     def _fetched(self, logits: np.ndarray) -> np.ndarray:
-        """A copy of logits, once they are there."""
+        """A copy of logits, once they are computed."""
         self._ending.backend.fetch(logits)
         return logits.copy()
 
     def _pass_on(self, before: Stage | None, stage: Stage, n_row: int) -> None:
-        """Show a stage the rows of the chunk that the one before it has made."""
+        """Transfer the rows of the chunk from the stage before to this one."""
         if before is not None and before is not stage:
             rows = self._ws.x[:n_row]
             before.backend.fetch(rows)
             stage.backend.send(rows)
 
     def start_costs(self) -> None:
-        """Count from now on what each op costs; every call then takes a little longer."""
+        """Start counting the cost of each op; every call then takes a little longer."""
         self._set_counting(True)
         for linked in self._programs():
             linked.reset_costs()
 
     def take_costs(self) -> list[OpCost]:
-        """What the ops of all Programs have cost since `start_costs`; the counting ends."""
+        """The costs of all Programs' ops since `start_costs`; ends the counting."""
         self._set_counting(False)
         return [cost for linked in self._programs() for cost in linked.costs() if cost.n_call]
 
@@ -211,7 +211,7 @@ class HostLogits:
         return self._given() is None
 
     def given(self) -> np.ndarray:
-        """Return the logits. The memory is free again when the array and all its views are gone."""
+        """Whether no caller owns the memory."""
         found = np.frombuffer(self.logits.data, self.logits.dtype)
         self._given = weakref.ref(found)
         return found.reshape(self.logits.shape)

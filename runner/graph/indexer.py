@@ -1,8 +1,8 @@
-"""The indexer of models that are sparse by design (DeepSeek-V3.2, 2025, arXiv 2512.02556, 2.1).
+"""The indexer of natively sparse models (DeepSeek-V3.2, 2025, arXiv 2512.02556, 2.1).
 
-Its keys are the end of each row of the KV cache, where queries of attention have zeros: what tiers,
-saved sessions and forks do with keys holds for them too. What it chooses is a Selection like any
-method's, of each token's own positions, or of blocks of them, whose keys are their last positions'.
+Its keys are the end of each row of the KV cache, where attention's queries have zeros: tiers, saved
+sessions and forks treat them like keys. Its choice is a Selection like any method's, of single
+positions for each token, or of blocks, whose key is that of their last position.
 """
 
 import numpy as np
@@ -15,19 +15,20 @@ from tamis.select.base import Recording, SelectorShape, SelectorState
 
 
 class IndexerState(SelectorState):
-    """Chooses what the layer's indexer scores best; a layer without one, what the last one did."""
+    """Selects what the layer's indexer scores best; layers without one reuse the last choice."""
 
     def __init__(self, shape: SelectorShape, indexer: Indexer) -> None:
         super().__init__(shape)
         self._indexer = indexer
-        # Of blocks; resident as it is used.
+        # Of blocks; its memory becomes resident as it is used.
         n_score = -(-shape.n_ctx // indexer.block) * (indexer.n_head if indexer.n_local else 1)
         self._scores = zeros((shape.n_ubatch, n_score), np.float32)
-        self._selections: dict[int, Selection] = {}  # of Programs of up to so many tokens
-        self.index: Index | None = None  # of the layer that is being recorded
+        # by the most tokens of the Programs that use them
+        self._selections: dict[int, Selection] = {}
+        self.index: Index | None = None  # of the layer being recorded
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        """Record the choice for each token of a chunk; layers with a window need none."""
+        """Record the selection of each token of a chunk; layers with a window need none."""
         if self.shape.window[layer] or layer < self._indexer.first:
             return super().select_prefill(rec, layer, q, kv)
         selection = self._selection(rec)
@@ -37,17 +38,17 @@ class IndexerState(SelectorState):
             record(rec, self.index, selection, kv)
         return selection
 
-    select_decode = select_prefill  # and in layers with a window all that a step sees
+    select_decode = select_prefill  # in layers with a window it has all that a step sees
 
     @property
     def _most(self) -> int:
-        """Blocks that a row chooses, at most."""
+        """The most blocks that a row selects."""
         indexer = self._indexer
         top_k = indexer.top_k if indexer.n_local else indexer.top_k // indexer.block
         return min(top_k, -(-self.shape.n_ctx // indexer.block))
 
     def _selection(self, rec: Recording) -> Selection:
-        """That of all layers of Programs of so many tokens."""
+        """The Selection shared by all layers of Programs of so many tokens."""
         if rec.n_tok not in self._selections:
             n = rec.n_tok * self.shape.n_head_kv
             self._selections[rec.n_tok] = Selection(
@@ -62,7 +63,7 @@ class IndexerState(SelectorState):
     def _record_scores(
         self, rec: Recording, index: Index, selection: Selection, kv: KVView
     ) -> None:
-        """Record each block's score, one for all KV heads."""
+        """Record each block's score, shared by all KV heads."""
         indexer = self._indexer
         rec.program.add(
             ops.INDEX_SCORE,
@@ -81,7 +82,7 @@ class IndexerState(SelectorState):
         )
 
     def _record(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
-        """Record one choice of a token for all KV heads."""
+        """Record one choice per token for all KV heads."""
         self._record_scores(rec, index, selection, kv)
         rec.program.add(
             ops.INDEX_CHOOSE,
@@ -96,7 +97,7 @@ class IndexerState(SelectorState):
         )
 
     def _record_heads(self, rec: Recording, index: Index, selection: Selection, kv: KVView) -> None:
-        """Record a choice of a token for each KV head but the last, which has the index's keys."""
+        """Record a choice per token for each KV head except the last one, which is the index's."""
         indexer, capacity = self._indexer, self._scores.shape[1] // self._indexer.n_head
         rec.program.add(
             ops.HEAD_SCORE,

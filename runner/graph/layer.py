@@ -1,4 +1,4 @@
-"""A layer as most models have it: arch/ has the files of those that differ."""
+"""A layer as most models have it; arch/ has the files of those that differ."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ NO_NORM = Tensor("")
 
 
 def layer(g: Graph, il: int) -> None:
-    """Record layer il, which adds to g.x. Norms that the file has not are left out."""
+    """Record layer il, which adds to g.x. Norms that the file lacks are left out."""
     w = g.weights(il)
     out: Branch = self_attention(g, il, norm(g, g.x, w.attn_norm))
     add(g, normed(g, out, w.post_attention_norm))
@@ -36,7 +36,7 @@ def layer(g: Graph, il: int) -> None:
 def parallel(g: Graph, il: int) -> None:
     """Record a layer whose attention and feed-forward part read the same rows, in parallel.
 
-    Of the same norm, where the file has one.
+    If the file has one norm, both read it.
     """
     w = g.weights(il)
     h = norm(g, g.x, w.attn_norm)
@@ -47,23 +47,26 @@ def parallel(g: Graph, il: int) -> None:
 
 
 def post_normed(g: Graph, il: int) -> None:
-    """Record a layer whose parts read g.x as it is; what they add is normed."""
+    """Record a layer whose parts read g.x without a norm; what they add is normed."""
     w = g.weights(il)
     add(g, norm_of(g, self_attention(g, il, Source(g.x)), w.post_attention_norm))
     add(g, norm_of(g, mlp(g, Source(g.x), w), w.post_ffw_norm))
 
 
 def self_attention(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> Product:
-    """Attention of the rows h, as they are projected, to themselves and those before them.
+    """Attention of the rows h to themselves and earlier rows, with its output projection.
 
-    normed_heads: by the norms of queries and keys that the file has.
+    normed_heads: whether the file's norms of queries and keys apply.
     """
     out = attended(g, il, h, normed_heads=normed_heads)
     return linear(g, out, g.weights(il).attn_output)
 
 
 def gated_self_attention(g: Graph, il: int, h: Source, activation: str) -> Product:
-    """As self_attention; its output is times the activation of a gate of each element, or head."""
+    """Do what self_attention does; its output is multiplied by a gate per element or per head.
+
+    activation: of the gate.
+    """
     w, head_dim = g.weights(il), g.hp.of(il).head_dim
     (gate,) = linears(g, h, w.attn_gate)
     if activation == "softplus":
@@ -76,7 +79,7 @@ def gated_self_attention(g: Graph, il: int, h: Source, activation: str) -> Produ
 
 
 def attended(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> np.ndarray:
-    """What self_attention gives before its last product, f32 [n_tok, n_head * head_dim]."""
+    """The output of attention before its projection, f32 [n_tok, n_head * head_dim]."""
     w, limit = g.weights(il), g.hp.clamp_qkv
     q, k, v = linears(g, h, w.attn_q, w.attn_k, w.attn_v)
     if limit:
@@ -89,18 +92,18 @@ def attended(g: Graph, il: int, h: Source, *, normed_heads: bool = True) -> np.n
 
 
 def feed_forward(g: Graph, il: int, h: Source) -> Branch:
-    """Of the rows h: dense, or the chosen experts and the one that all rows read, if there is."""
+    """The feed-forward part of the rows h: dense, or routed experts with the shared one if any."""
     w = g.weights(il)
     if not w.ffn_gate_inp:
         return mlp(g, h, w)
     x = h.x if h.kind == "rows" else record_norm(g, h, g.ws.rows("ffn_norm", g.hp.n_embd))
     chosen = experts(g, il, x)
-    shared = w.ffn_up_shexp or g.model.arch.shares_expert  # refused where the file has none
+    shared = w.ffn_up_shexp or g.model.arch.shares_expert  # an error if the file has none
     return (chosen, shared_expert(g, il, x)) if shared else chosen
 
 
 def record_layer(g: Graph, il: int) -> None:
-    """Record layer il as the model's architecture has it."""
+    """Record layer il with the function of the model's architecture."""
     (g.model.arch.layer or layer)(g, il)
     if il in g.model.control:
         record_rows_added(g, g.model.control[il])

@@ -14,7 +14,7 @@ from tamis.model.weights import Tensors
 
 
 def layer_embeddings(g: Graph, x: np.ndarray) -> None:
-    """Record what all layers add, from the token ids and the embeddings x, f32 [n_tok, n_embd]."""
+    """Record the embeddings of all layers, made of token ids and of x, f32 [n_tok, n_embd]."""
     top, hp = g.model.weights.top, g.hp
     table, n = top.per_layer_token_embd.matrix(), hp.n_layer * hp.n_embd_layer
     (projected,) = linears(g, x, top.per_layer_model_proj)
@@ -37,7 +37,7 @@ def layer_embeddings(g: Graph, x: np.ndarray) -> None:
 
 
 def embedded(g: Graph, il: int, x: np.ndarray, w: Tensors) -> Source:
-    """What layer il adds of its own embeddings, weighed by a gate of x, f32 [n_tok, n_embd]."""
+    """The term of layer il's own embeddings, times a gate made of x, f32 [n_tok, n_embd]."""
     hp = g.hp
     own = g.ws.rows("layer_embeddings", hp.n_layer * hp.n_embd_layer)
     (gate,) = linears(g, x, w.inp_gate)

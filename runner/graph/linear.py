@@ -26,7 +26,7 @@ class Source:
     kind: str = "rows"
     other: np.ndarray | None = None  # the norm's weights, or the branch that is gated
     eps: float = 0.0
-    step: np.ndarray | None = None  # which rows of x; all of the recording's where None
+    step: np.ndarray | None = None  # which rows of x; None: all of the recording's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", taken(self.x))
@@ -35,7 +35,7 @@ class Source:
 
 
 class Product(NamedTuple):
-    """Rows times one matrix, recorded where it is known what it is added to."""
+    """A matrix product, recorded once it is known what it is added to."""
 
     rows: Source
     w: Tensor
@@ -48,14 +48,14 @@ class _Output(NamedTuple):
 
 
 def linear(g: Graph, rows: Source | np.ndarray, w: Tensor) -> Product:
-    """Rows @ w.T + bias, for `add`, `norm` or `stored`."""
+    """The product rows @ w.T + bias, for `add`, `norm` or `stored`."""
     return Product(_source(rows), w)
 
 
 def linears(g: Graph, rows: Source | np.ndarray, *ws: Tensor) -> list[np.ndarray]:
-    """Record the products of several matrices by the same rows; f32 [n_tok, n_out] each.
+    """Record the products of several matrices with the same rows; f32 [n_tok, n_out] each.
 
-    They may run at the same time. Each is in the buffer of its tensor's name.
+    They may run at the same time. Each is stored in the buffer of its tensor's name.
     """
     outputs = [_Output(w, g.ws.rows(w.label, w.matrix().n_out)) for w in ws]
     _record(g, _source(rows), outputs)
@@ -63,7 +63,7 @@ def linears(g: Graph, rows: Source | np.ndarray, *ws: Tensor) -> list[np.ndarray
 
 
 def stored(g: Graph, product: Product, y: np.ndarray) -> np.ndarray:
-    """Record that y is a product."""
+    """Record that y becomes a product."""
     _record(g, product.rows, [_Output(product.w, y)])
     return y
 
@@ -78,7 +78,7 @@ def _source(rows: Source | np.ndarray) -> Source:
 
 
 def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
-    """Products of matrices with a scale are multiplied by it, then their bias is added."""
+    """Record products; a matrix with a scale multiplies its product before the bias is added."""
     plain = [output if output.w.scale() is None else _unscaled(g, output) for output in outputs]
     _record_plain(g, rows, plain)
     for output, product in zip(outputs, plain, strict=True):
@@ -88,7 +88,7 @@ def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
 
 
 def _unscaled(g: Graph, output: _Output) -> _Output:
-    """The product alone, where it is not added to anything."""
+    """The product alone, if it is not added to anything."""
     w = replace(output.w, factor=None, added=None, adapted=None)
     y = g.ws.rows("unscaled", w.matrix().n_out) if output.add else output.y
     return _Output(w, y)
@@ -112,7 +112,7 @@ def _record_plain(g: Graph, rows: Source, outputs: list[_Output]) -> None:
 
 
 def _record_deltas(g: Graph, rows: Source, outputs: list[_Output]) -> None:
-    """Record what adapters add to the products: y += rows @ a.T @ b.T."""
+    """Record the adapters' terms of the products: y += rows @ a.T @ b.T."""
     deltas = [(output, delta) for output in outputs if (delta := output.w.delta()) is not None]
     if not deltas:
         return
@@ -164,5 +164,5 @@ def _record_form(g: Graph, rows: Source, form: str, outputs: list[_Output]) -> N
 
 
 def _cost(w: QTensor) -> Cost:
-    """All weights are read once a call."""
+    """The cost of a call, which reads all weights once."""
     return lambda n_tok, pos: (w.data.nbytes, 2 * w.n_in * w.n_out * n_tok)

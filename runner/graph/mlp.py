@@ -9,11 +9,11 @@ from tamis.graph.norm import mapped
 from tamis.graph.recurrent import gated, whole
 from tamis.model.weights import Tensors
 
-PACKED = ("silu", "gelu")  # gates that products pack as they read them
+PACKED = ("silu", "gelu")  # gates that products apply as they read them
 
 
 def mlp(g: Graph, x: Source | np.ndarray, w: Tensors) -> Product:
-    """Gated: down(activation(gate(x)) * up(x)); else down(activation(up(x)))."""
+    """The part down(activation(gate(x)) * up(x)); without a gate down(activation(up(x)))."""
     activation = g.model.arch.activation
     if not g.model.arch.gated:
         (up,) = linears(g, x, w.ffn_up)

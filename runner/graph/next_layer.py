@@ -14,7 +14,7 @@ from tamis.graph.recurrent import Part, copied, whole
 from tamis.model.model import Model
 from tamis.model.weights import MissingTensor, load_layer
 
-HIDDEN = "next_hidden"  # the buffer of what the output head reads of each token, f32 [n_embd]
+HIDDEN = "next_hidden"  # the buffer of the output head's input for each token, f32 [n_embd]
 NEXT_TENSORS = {
     "nextn.eh_proj": "n_embd 2*n_embd",
     "nextn.enorm": "n_embd",
@@ -26,10 +26,10 @@ NEXT_TENSORS = {
 
 
 def next_model(file: GGUFFile, model: Model) -> Model:
-    """A model of that layer alone, over the embeddings and the head of the file's model.
+    """A model of that layer alone, with the embeddings and the head of the file's model.
 
-    At position i it reads token i + 1, and in the buffer HIDDEN what the head reads of token i: its
-    logits are of token i + 2. Raises ValueError for a file without one.
+    At position i it reads token i + 1, and in the buffer HIDDEN the head's input for token i; its
+    logits are for token i + 2. Raises ValueError for a file without such a layer.
     """
     hp, arch, main = model.hp, model.arch, model.weights
     il = hp.n_layer
@@ -62,7 +62,7 @@ def next_model(file: GGUFFile, model: Model) -> Model:
 
 
 def _record(layer: Callable[[Graph, int], None], g: Graph, il: int) -> None:
-    """Record the layer, of both of what it reads, each normed."""
+    """Record the layer over the product of both its inputs, each normed."""
     w, n = g.weights(il), g.hp.n_embd
     both, one = g.ws.rows("next_both", 2 * n), g.ws.rows("next_normed", n)
     record_norm(g, norm(g, g.x, w["nextn.enorm"]), one)

@@ -1,4 +1,4 @@
-"""Norms, and what a layer adds to the residual stream."""
+"""Norms, and the additions to the residual stream."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -19,11 +19,10 @@ Branch = Product | Source | Mixture | tuple[Product | Source | Mixture, ...]
 def norm(
     g: Graph, x: np.ndarray, w: Tensor, step: np.ndarray | None = None, *, eps: float = 0.0
 ) -> Source:
-    """The rows norm(x) * w: of root mean squares, computed by whatever reads them.
+    """The rows norm(x) * w; an RMS norm is computed by the ops that read them.
 
-    step: which rows of x; all of the recording's where None. Of mean and variance, where the
-    architecture has those, and norms with a bias: computed now, into a buffer of the tensor's name.
-    eps: 0: the model's.
+    step: which rows of x; None: all of the recording's. A LayerNorm, and a norm with a bias, is
+    computed now, into a buffer of the tensor's name. eps: 0: the model's.
     """
     arch, n = g.model.arch, x.shape[1]
     if arch.norm == "layer":
@@ -41,12 +40,12 @@ def norm(
 
 @cache
 def ones(n: int) -> np.ndarray:
-    """Weights of a norm that has none."""
+    """The weights of a norm without weights."""
     return np.ones(n, np.float32)
 
 
 def norm_rows(g: Graph, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> None:
-    """Record the norm of x f32 [n_tok, n], in place; w f32 [n], or of runs of each row."""
+    """Record the norm of x f32 [n_tok, n], in place; w f32 [n], or one for each run of a row."""
     if g.model.arch.norm == "layer":
         record_layer_norm(g, x, x, w, bias)
     else:
@@ -63,7 +62,7 @@ def record_layer_norm(
     step: np.ndarray | None = None,
     eps: float | None = None,
 ) -> None:
-    """Record y = the norm of x by mean and variance; w f32 [n], or [rows of each row, n]."""
+    """Record y = LayerNorm of x; w f32 [n], or [runs of a row, n]."""
     n = x.shape[1] if w is None else w.shape[-1]
     g.rec.program.add(
         ops.LAYER_NORM,
@@ -80,7 +79,10 @@ def record_layer_norm(
 
 
 def record_rows_added(g: Graph, table: np.ndarray) -> None:
-    """Record g.x += the rows of the table that its positions have; of f32 [1, n_embd] the one."""
+    """Record g.x += the table's rows at its positions.
+
+    A table f32 [1, n_embd] is one row for all.
+    """
     n = table.shape[1]
     g.rec.program.add(
         ops.ADD_POSITIONS, step=g.rec.step, x=g.x, table=table, n=n, stride=n * (len(table) > 1)
@@ -114,7 +116,7 @@ def mapped(
 
 
 def normed(g: Graph, branch: Branch, w: Tensor) -> Branch:
-    """Normalise a branch of a layer; unchanged where the model has no such norm."""
+    """The norm of a layer's branch; unchanged if the model has no such norm."""
     if not w and w.optional:
         return branch
     return norm_of(g, branch, w)
@@ -126,7 +128,7 @@ def norm_of(g: Graph, branch: Branch, w: Tensor, *, eps: float = 0.0) -> Source:
 
 
 def written(g: Graph, branch: Branch) -> np.ndarray:
-    """Rows of a part of a layer, f32 [n_tok, n_embd]."""
+    """The rows of a layer's part, f32 [n_tok, n_embd], stored in a buffer."""
     if isinstance(branch, Source) and branch.kind == "rows":
         return branch.x
     return summed(g, branch, g.ws.rows("written", g.hp.n_embd))
@@ -147,7 +149,7 @@ def add(g: Graph, branch: Branch) -> None:
 
 
 def summed(g: Graph, branch: Branch, y: np.ndarray) -> np.ndarray:
-    """Record that y, f32 [n_tok, n_embd], is a layer's part."""
+    """Record y, f32 [n_tok, n_embd], as the sum of a layer's part."""
     for i, part in enumerate(_parts(branch)):
         if isinstance(part, Mixture):
             record_sum(g, part, y, add=i > 0)
@@ -174,7 +176,7 @@ def _record_add(g: Graph, part: Product | Source, y: np.ndarray) -> None:
 
 
 def record_norm(g: Graph, rows: Source, y: np.ndarray, *, add: bool = False) -> np.ndarray:
-    """Y = (y +) rows, which are a norm."""
+    """Record y = (y +) rows, which are a norm."""
     assert rows.kind == "norm"
     assert rows.other is not None
     g.rec.program.add(

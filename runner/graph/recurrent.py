@@ -1,7 +1,7 @@
-"""Recurrent layers, which keep a state instead of a KV cache.
+"""Recurrent layers, which have a state instead of a KV cache.
 
-The parts are functions from rows to rows; the ops over a layer's states are of the sequence's side,
-between two transfers: see Program.transfer.
+Their parts are functions from rows to rows; the ops over a layer's states belong to the sequence's
+side, between two transfers: see Program.transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Elements from a token's row to the next one's; 0 where x is one that all have."""
+        """Elements from a token's row to the next one's; 0 if all tokens share x."""
         return 0 if self.x.ndim == 1 else int(np.prod(self.x.shape[1:]))
 
 
@@ -43,10 +43,14 @@ def whole(x: np.ndarray) -> Part:
 def recurrence(
     g: Graph, il: int, rows: Sequence[np.ndarray], out: np.ndarray, record: Callable[[State], None]
 ) -> np.ndarray:
-    """Out, which `record(state)` makes from `rows` and a layer's states; each f32 [n_tok, ...]."""
+    """The array out, which `record(state)` makes from `rows` and a layer's states.
+
+    Each f32 [n_tok, ...].
+    """
     g.rec.program.transfer(g.rec.step, *rows)
     g.hooks.recur(g, il, record)
-    note_written(out, "recurrence")  # also where the hooks record nothing
+    # the buffer counts as overwritten even if the hooks record nothing
+    note_written(out, "recurrence")
     g.rec.program.transfer(g.rec.step, out)
     return out
 
@@ -54,7 +58,7 @@ def recurrence(
 def convolved(
     g: Graph, il: int, x: Part, w: Tensor, *, activation: str = "silu", name: str = "conv"
 ) -> np.ndarray:
-    """The causal convolution of each channel of x as a recurrence of its own: see short_conv."""
+    """The causal convolution of each channel of x, as a recurrence of its own: see short_conv."""
     y = g.ws.rows(name, x.n)
 
     def record(state: State) -> None:
@@ -69,7 +73,7 @@ def short_conv(
 ) -> np.ndarray:  # fmt: skip
     """The causal convolution of each channel of x, f32 [n_tok, n]; name: of its state.
 
-    It is y where that is given, else in the buffer of this name.
+    The result is y if that is given, else in the buffer of this name.
     """
     taps = np.ascontiguousarray(w.vector().reshape(x.n, -1).T)  # [n_tap, n]
     y = g.ws.rows(name, x.n) if y is None else y
@@ -95,7 +99,7 @@ def pooled(
 ) -> np.ndarray:
     """The mean of the rows of each block of `every` positions, at its last one; elsewhere 0.
 
-    x, gate: f32 [n_tok, n_half * n], see POOL_KEYS; without gates rows weigh the same. w: f32
+    x, gate: f32 [n_tok, n_half * n], see POOL_KEYS; without gates rows have equal weights. w: f32
     [n_row, n]. The result, f32 [n_tok, n], and the state have this name.
     """
     width, n = x.shape[1], w.shape[1]
@@ -122,7 +126,7 @@ def pooled(
 
 
 def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) -> np.ndarray:
-    """X * activation(z), or activation(z) alone, in the buffer of this name."""
+    """The product x * activation(z), or activation(z) alone, in the buffer of this name."""
     n = z.n if x is None else x.n  # z may have one element for each run of x
     y = g.ws.rows(name, z.rows_per_tok * n)
     gate_rows(g, z, activation, x, Part(y, 0, n, z.rows_per_tok, n))
@@ -130,12 +134,12 @@ def gated(g: Graph, name: str, z: Part, activation: str, x: Part | None = None) 
 
 
 def copied(g: Graph, x: Part, y: Part) -> None:
-    """Record that y, of as many runs, is x."""
+    """Record a copy of x to y, which has as many runs."""
     gate_rows(g, x, "none", None, y)
 
 
 def normed_part(g: Graph, x: Part, w: Tensor, y: Part) -> None:
-    """Record that y, whose runs lie one after another as x's do, is the norm of x's runs."""
+    """Record y = the norm of x's runs; the runs of each are contiguous."""
     g.rec.program.add(
         ops.RMS_NORM,
         (0,),
@@ -152,7 +156,7 @@ def normed_part(g: Graph, x: Part, w: Tensor, y: Part) -> None:
 
 
 def gate_rows(g: Graph, z: Part, activation: str, x: Part | None, y: Part) -> None:
-    """Record that y is x * activation(z), or activation(z) alone."""
+    """Record y = x * activation(z), or activation(z) alone."""
     n = y.n
     g.rec.program.add(
         ops.GATE_ROWS,
@@ -174,21 +178,21 @@ def gate_rows(g: Graph, z: Part, activation: str, x: Part | None, y: Part) -> No
 
 
 class Steps(NamedTuple):
-    """Time steps and the decays that they make of a state's rates."""
+    """Time steps, and the decays that they and a state's rates give."""
 
     dt: np.ndarray  # f32 [n_tok, n]
     decay: np.ndarray | None  # f32 [n_tok, n]
 
 
 def steps(g: Graph, x: Part, bias: Tensor, rates: np.ndarray | None) -> Steps:
-    """softplus(x + bias), and exp of it times rates; rates f32, each of as many neighbours."""
+    """Steps softplus(x + bias), and decays exp(steps * rates); rates f32, shared by neighbours."""
     if (added := bias.bias()) is None:
         raise MissingTensor(f"{bias.name}.bias")
     return _steps(g, x, added, rates)
 
 
 def softplus(g: Graph, x: np.ndarray) -> np.ndarray:
-    """log(1 + exp(x)), f32 [n_tok, n]."""
+    """The softplus log(1 + exp(x)), f32 [n_tok, n]."""
     return _steps(g, whole(x), np.zeros(x[0].size, np.float32), None).dt
 
 
@@ -213,7 +217,7 @@ def _steps(g: Graph, x: Part, bias: np.ndarray, rates: np.ndarray | None) -> Ste
 
 
 def l2_normed(g: Graph, x: Part, *, eps: float = 0.0) -> None:
-    """Record that each of x's runs, which lie one after another, gets length 1, in place.
+    """Record that each of x's contiguous runs is scaled to length 1, in place.
 
     eps: of the length; 0: the model's.
     """
@@ -253,7 +257,7 @@ def gated_norm(
 def bounded_decay(
     g: Graph, x: np.ndarray, bias: Tensor, rates: np.ndarray, least: float
 ) -> np.ndarray:
-    """Exp of `least` times a sigmoid: see BOUNDED_DECAY; f32 [n_tok, n]."""
+    """Decays exp(least * sigmoid(...)): see BOUNDED_DECAY; f32 [n_tok, n]."""
     n = x.shape[1]
     if (added := bias.bias()) is None:
         raise MissingTensor(f"{bias.name}.bias")
@@ -273,16 +277,18 @@ def bounded_decay(
 
 
 class Scan(NamedTuple):
-    """A linear scan: its rule, what each token brings, and the heads."""
+    """A linear scan: its rule, the inputs of each token, and the heads."""
 
     rule: str  # "add" or "delta"
     q: Part  # each head's part of a row
     k: Part
     v: Part
-    decay: np.ndarray  # f32 [n_tok, n_head] or [n_tok, n_head * head_k]; [1, ...]: all the same
+    # f32 [n_tok, n_head] or [n_tok, n_head * head_k]; [1, ...]: the same for all tokens
+    decay: np.ndarray
     beta: np.ndarray | None = None  # f32 [n_tok, n_head]
     skip: np.ndarray | None = None  # f32 [n_head]
-    tiled: bool = False  # head h reads keys of head h % n_head_k, else neighbours share them
+    # True: head h reads keys of head h % n_head_k; False: neighbours share them
+    tiled: bool = False
     scale: float = 1.0
 
 

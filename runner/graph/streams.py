@@ -1,8 +1,8 @@
 """Several residual streams, and a mix of earlier residuals.
 
 Hyper-connections (Zhu et al. 2024, arXiv 2409.19606; manifold-constrained: arXiv 2512.24880): a
-token has some streams of n_embd elements. A part of a layer reads a sum of them and is added to
-each; the weights of both are made from the streams themselves.
+token has some streams of n_embd elements. A part of a layer reads a weighted sum of them and its
+output is added to each; the weights of both are made from the streams themselves.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from tamis.model.weights import Tensor
 
 
 def stream_tensors(hp: HParams, *, combined: bool) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a layer's tensors; combined: streams are mixed with each other too."""
+    """Shapes of a layer's tensors; combined: whether streams are also mixed with each other."""
     n = hp.hyper.n_stream
     n_mix = n * (2 + n * combined)
     return {
@@ -37,11 +37,11 @@ def stream_tensors(hp: HParams, *, combined: bool) -> Mapping[str, tuple[int, ..
 
 
 class Streams(NamedTuple):
-    """A layer's part in progress: the streams, and what its output is added to them by."""
+    """A layer's part in progress: the streams, and the weights that add its output to them."""
 
     x: np.ndarray  # f32 [n_tok, n_stream, n_embd]
     post: np.ndarray  # f32 [n_tok, n_stream]
-    comb: np.ndarray | None  # f32 [n_tok, n_stream, n_stream]: from one to the other
+    comb: np.ndarray | None  # f32 [n_tok, n_stream, n_stream]: from one stream to another
 
 
 def streams(g: Graph, name: str = "streams") -> np.ndarray:
@@ -57,7 +57,7 @@ def begin_streams(g: Graph) -> None:
 
 
 def read_streams(g: Graph, fn: Tensor, scale: Tensor, base: Tensor) -> Streams:
-    """Record that g.x is what a part of a layer reads: a weighed sum of the streams."""
+    """Record g.x as the input of a part of a layer: a weighted sum of the streams."""
     hyper, x = g.hp.hyper, streams(g)
     n = hyper.n_stream
     has_post, has_comb = fn.matrix().n_out > n, fn.matrix().n_out > 2 * n
@@ -93,7 +93,7 @@ def read_mean(g: Graph) -> None:
 
 
 def write_streams(g: Graph, own: Streams, branch: Branch) -> None:
-    """Record that what a part of a layer gives is added to its streams."""
+    """Record the addition of a part's output to its streams."""
     _, n_stream, n = own.x.shape
     to = own.x if own.comb is None else streams(g, "streams_new")
     g.rec.program.add(
@@ -112,7 +112,10 @@ def write_streams(g: Graph, own: Streams, branch: Branch) -> None:
 
 
 def record_residual_mix(g: Graph, rows: np.ndarray, n_row: int, w: Tensor) -> None:
-    """Record g.x = a mean of the first n_row of rows, f32 [n_tok, n, n_embd], by their scores."""
+    """Record g.x = a mean of the first n_row of rows, weighted by scores.
+
+    rows: f32 [n_tok, n, n_embd].
+    """
     g.rec.program.add(
         ops.RESIDUAL_MIX,
         step=g.rec.step,
@@ -127,7 +130,7 @@ def record_residual_mix(g: Graph, rows: np.ndarray, n_row: int, w: Tensor) -> No
 
 
 def gated_stream_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
-    """Shapes of a layer's tensors where each element of the streams has a gate."""
+    """Shapes of a layer's tensors if each element of the streams has a gate."""
     n_stream, n_embd, n_low = hp.hyper.n_stream, hp.n_embd, hp.hyper.n_low
     n = n_stream * n_embd
     return {
@@ -154,9 +157,9 @@ def normed_streams(g: Graph, x: np.ndarray, w: Tensor, name: str) -> np.ndarray:
 def read_gated_streams(
     g: Graph, w_norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None = None
 ) -> Streams:
-    """Record that g.x is the mean of the normed streams, each element times its gate.
+    """Record g.x as the mean of the normed streams, each element times its gate.
 
-    inject: makes what each stream is written by.
+    inject: makes the weights by which each stream is written.
     """
     x, n_stream = streams(g), g.hp.hyper.n_stream
     rows = normed_streams(g, x, w_norm, "streams_normed")

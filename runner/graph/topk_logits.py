@@ -1,4 +1,4 @@
-"""The best few of a row of logits, found where the logits are: on a GPU the others stay there."""
+"""The best few of a row of logits, found on their device: on a GPU the others stay there."""
 
 import contextlib
 import math
@@ -11,25 +11,28 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.platform.memory import huge_zeros
 
-MOST = 128  # that are worth finding so
+MOST = 128  # the most for which this saves time
 SPECS = {KernelSpec(ops.LOGIT_PARTS, ()), KernelSpec(ops.LOGIT_BEST, ())}
 
 
 class Best(NamedTuple):
-    """The best logits, by falling value, equal ones by rising id, and the logarithm of all."""
+    """The best logits in descending order, equal ones by ascending id, with the log-sum of all."""
 
     ids: np.ndarray  # int32 [n]
     logits: np.ndarray  # f32 [n]
-    log_sum: float  # log of the sum of exp(logit) over the vocabulary; not finite where one is not
+    log_sum: float  # log of the sum of exp(logit) over the vocabulary; not finite if a logit is not
 
 
 class BestLogits:
-    """Finds the n best of a row of logits, n at most MOST and their number."""
+    """Finds the n best of a row of logits; n is at most MOST and their number."""
 
     def __init__(
         self, backend: Backend, logits: np.ndarray, n: int, found: np.ndarray | None = None
     ) -> None:
-        """logits: f32 [n_vocab], which kernels write. found: f32 [2 n + 2] that the caller has."""
+        """Prepare the search; logits: f32 [n_vocab], which kernels write.
+
+        found: f32 [2 n + 2], memory of the caller.
+        """
         assert 1 <= n <= min(MOST, len(logits))
         n_part, self._backend = backend.n_thread, backend
         parts: dict[str, Any] = {
@@ -59,13 +62,13 @@ class BestLogits:
         self.linked = backend.link(program)
 
     def find(self) -> Best:
-        """The best of what the logits are now."""
+        """The best of the current logits."""
         self._backend.run(self.linked)
         self._backend.fetch(self._found)
         return self.found()
 
     def found(self) -> Best:
-        """The best of what the logits were when `linked` ran, once it was fetched."""
+        """The best of the logits at the time when `linked` ran, once they were fetched."""
         order = np.lexsort((self._ids, -self._values))
         top, total = self._total.astype(np.float64).tolist()
         log_sum = top + math.log(total) if total > 0 else math.nan
@@ -73,9 +76,9 @@ class BestLogits:
 
 
 def mapped_zeros(backend: Backend, shape: tuple[int, ...]) -> tuple[np.ndarray, Any]:
-    """Zeros, f32, that kernels write in host memory, and what keeps them mapped.
+    """Zeros, f32, in host memory that kernels write, and the object that keeps them mapped.
 
-    Where the system does not allow it, they are copied when they are fetched.
+    If the system does not allow it, they are copied when they are fetched.
     """
     _, found = huge_zeros(shape, np.dtype(np.float32))
     held = None
@@ -88,24 +91,24 @@ class BestOfRows:
     """Finds the n best of the first rows of logits, all of them at once."""
 
     def __init__(self, backend: Backend, logits: np.ndarray, n: int) -> None:
-        """logits: f32 [n_row, n_vocab], which kernels write."""
+        """Prepare the search; logits: f32 [n_row, n_vocab], which kernels write."""
         self._backend = backend
         self._found, self._held = mapped_zeros(backend, (len(logits), 2 * n + 2))
         self._rows = [
             BestLogits(backend, row, n, found)
             for row, found in zip(logits, self._found, strict=True)
         ]
-        self._joined: tuple[int, Any] = 0, None  # of how many rows
+        self._joined: tuple[int, Any] = 0, None  # the number of rows, and its Program
 
     def start(self, n_row: int) -> None:
-        """Start to look for the best of so many rows."""
+        """Start the search for the best of n_row rows."""
         if self._joined[0] != n_row:
             step = [(row.linked, range(len(row.linked))) for row in self._rows[:n_row]]
             self._joined = n_row, self._backend.join([step], self._joined[1])
         self._backend.run(self._joined[1])
 
     def found(self, n_row: int, n: int) -> list[Best]:
-        """The n best of each of so many rows."""
+        """The n best of each of n_row rows."""
         self._backend.fetch(self._found)
         most = self._found.shape[1] // 2 - 1
         ids = self._found[:n_row, :most].view(np.int32)

@@ -1,1 +1,1 @@
-"""The paged key-value cache."""
+"""The paged KV cache."""

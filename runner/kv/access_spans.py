@@ -1,4 +1,4 @@
-"""Which positions of a layer an op is about to read, told from its fields just before it runs."""
+"""The positions of a layer that an op will read, derived from its fields just before it runs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ from tamis.jit_kernels.contract.program import Call, Program
 from tamis.jit_kernels.contract.types import PAGE
 
 EVERYTHING = 1 << 40
-ONE_QUERY = {"block": 1, "stride": 1, "window": 0}  # of an op without these fields
+ONE_QUERY = {"block": 1, "stride": 1, "window": 0}  # values for an op without these fields
 Spans = list[tuple[int, int]]  # positions first .. last - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A recorded op's fields by name, and the arrays that some are addresses of."""
+    """A recorded op's fields by name, and the arrays whose addresses some of them are."""
 
     values: dict[str, Any]
     arrays: dict[int, np.ndarray]
@@ -40,11 +40,11 @@ def reads_all(call: Call, program: Program) -> bool:
     op, fields = call.spec.op, fields_of(call, program)
     if op is ops.SELECT_WINDOW:
         return fields["n_recent"] == 0
-    return op.reads is ops.READS_ALL or op.name == "lfps_start"  # at its first step
+    return op.reads is ops.READS_ALL or op.name == "lfps_start"  # it does so at its first step
 
 
 def spans(reads: Reads, fields: Fields) -> Spans:
-    """What an op that reads other than its Selection reads, of all KV heads."""
+    """The positions that an op reads for all KV heads, other than by its Selection."""
     if "step" not in fields.values:
         return [(0, EVERYTHING)]
     n_tok, pos = map(int, fields.array("step")[:2])
@@ -58,7 +58,7 @@ def spans(reads: Reads, fields: Fields) -> Spans:
 
 
 def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.ndarray, int]:
-    """What a Selection says: bool [n_page, n_head_kv, PAGE / unit], and how many keys it has."""
+    """The content of a Selection: bool [n_page, n_head_kv, PAGE / unit], and its number of keys."""
     fields = fields_of(call, program)
     n_tok, pos = map(int, fields.array("step")[:2])
     n_head_kv, n_row = fields["n_head_kv"], fields["n_row"]
@@ -83,9 +83,9 @@ def chosen(call: Call, program: Program, n_page: int, unit: int) -> tuple[np.nda
 def _inside(
     heads: np.ndarray, starts: np.ndarray, stops: np.ndarray, shape: tuple[int, int], grain: int
 ) -> np.ndarray:
-    """Of each head, which grains of positions have one of starts .. stops - 1: bool.
+    """For each head, which grains have a position in one of starts .. stops - 1: bool.
 
-    shape: heads, positions, a multiple of grain.
+    shape: heads, positions; grain: positions that divide the latter.
     """
     n = shape[1] // grain + 1
     edges = np.zeros(shape[0] * n, np.int32)

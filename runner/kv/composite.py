@@ -1,4 +1,4 @@
-"""The KV cache of one sequence in several: one a device, or one a shape of heads."""
+"""The KV cache of one sequence in several parts: one per device, or per shape of heads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from tamis.kv.cache import KVCache, KVCounts
 
 
 class CompositeKV(KVCache):
-    """Calls that name a layer go to the cache that has it, those of the whole sequence to all."""
+    """Calls for one layer go to the part that has it, those for the whole sequence to all parts."""
 
     def __init__(self, parts: Sequence[tuple[Sequence[int], KVCache]]) -> None:
-        """parts: which layers, counted over all parts, and their cache."""
+        """Combine parts: for each, the layers (counted over all parts), and their cache."""
         self._caches = [kv for _, kv in parts]
         self._of = {layer: (kv, i) for layers, kv in parts for i, layer in enumerate(layers)}
         self._by_table: dict[int, KVCache] = {}
         for kv, i in self._of.values():
             self._by_table[kv.view(i).k_table.ctypes.data] = kv
-        # Of a Program, the cache that each of its stops is of.
+        # For a Program, the part that each of its stops belongs to.
         self._stops: WeakKeyDictionary[Program, dict[int, KVCache]] = WeakKeyDictionary()
         self.types = self._caches[0].types
         self.resident = all(kv.resident for kv in self._caches)
@@ -32,7 +32,7 @@ class CompositeKV(KVCache):
     # ---- positions -------------------------------------------------------------------------------
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The number of tokens that fit."""
         return min(kv.capacity for kv in self._caches)
 
     def reserve(self, first: int, n_tokens: int) -> None:
@@ -41,14 +41,14 @@ class CompositeKV(KVCache):
             kv.reserve(first, n_tokens)
 
     def truncate(self, n_tokens: int) -> None:
-        """Give back the pages that hold no position below n_tokens."""
+        """Release the pages that hold no position below n_tokens."""
         for kv in self._caches:
             kv.truncate(n_tokens)
 
     def share(self, other: KVCache, n_tokens: int) -> bool:
-        """Hold what another sequence holds of its first n_tokens positions, without copying.
+        """Hold the first n_tokens positions of another sequence, without copying.
 
-        False where that cannot be, and this one holds nothing then.
+        Returns False if that is impossible; this cache is then empty.
         """
         if not isinstance(other, CompositeKV) or len(self._caches) != len(other._caches):
             return False
@@ -61,7 +61,7 @@ class CompositeKV(KVCache):
     # ---- Python's side ---------------------------------------------------------------------------
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What `read` and `write` see: to be fetched before, and sent after."""
+        """The arrays that `read` and `write` use: to be fetched before, and sent after."""
         return tuple(array for kv in self._caches for array in kv.arrays)
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +70,8 @@ class CompositeKV(KVCache):
         return kv.read(own, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set K and V from the first position of a page on, converted where they differ."""
-        self.reserve(page * PAGE, page * PAGE + len(k))  # where no layer is, too
+        """Set K and V from the first position of a page on; other types are converted."""
+        self.reserve(page * PAGE, page * PAGE + len(k))  # also needed if no layer has keys
         kv, own = self._of[layer]
         kv.write(own, k, v, page)
 
@@ -80,45 +80,48 @@ class CompositeKV(KVCache):
         return [kv.pages_from(first) for kv in self._caches]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
-        """Undo what was written since `pages_from(first)`; the same pages must be held."""
+        """Undo the writes since `pages_from(first)`; the same pages must be held."""
         for kv, kept in zip(self._caches, pages, strict=True):
             kv.put_back(first, kept)
 
     # ---- kernels' side ---------------------------------------------------------------------------
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
-        """The page tables that Python writes, which kernels are to be shown."""
+        """The page tables that Python writes; they must be sent to kernels."""
         return tuple(table for kv in self._caches for table in kv.tables)
 
     def view(self, layer: int) -> KVView:
-        """What kernels see of a layer."""
+        """The view of a layer that kernels use."""
         kv, own = self._of[layer]
         return kv.view(own)
 
     def expect(self, *, choosing: bool) -> None:
-        """Told before anything is recorded: whether a method chooses what decode reads."""
+        """Announce, before recording, whether a method selects what decode steps read."""
         for kv in self._caches:
             kv.expect(choosing=choosing)
 
     def before(
         self, program: Program, step: np.ndarray, op: ops.Op, constants: Any, fields: dict[str, Any]
     ) -> dict[str, Any]:
-        """Record what an op that reads keys needs before it; its fields as it reads them."""
+        """Record what must precede an op that reads keys.
+
+        Returns the fields with which it reads them.
+        """
         kv = self._by_table[fields["k_table"].ctypes.data]
         return kv.before(program, step, op, constants, fields)
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
-        """Record what a pass needs before its K and V are written."""
+        """Record what must precede the writes of K and V in a pass."""
         for kv in self._caches:
             kv.record_begin(program, step)
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Record what a pass needs after its K and V of all layers are written."""
+        """Record what must follow the writes of K and V of all layers in a pass."""
         for kv in self._caches:
             kv.record_end(program, step)
 
     def stops(self, program: Program) -> list[int]:
-        """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
+        """The calls before which `fetch` may have to be called. Raises ValueError if impossible."""
         found = {at: kv for kv in self._caches for at in kv.stops(program)}
         self._stops[program] = found
         return sorted(found)
@@ -131,33 +134,33 @@ class CompositeKV(KVCache):
         return sorted(found)
 
     def begin(self, pos: int, n_tok: int) -> None:
-        """A pass begins that writes positions pos .. pos + n_tok - 1."""
+        """Begin a pass that writes positions pos .. pos + n_tok - 1."""
         for kv in self._caches:
             kv.begin(pos, n_tok)
 
     def fetch(self, program: Program, at: int) -> None:
-        """Fetch what a call reads to where it reads it. Raises KVFileError, ValueError."""
+        """Fetch the data that a call reads to where it reads it. Raises KVFileError, ValueError."""
         self._stops[program][at].fetch(program, at)
 
     def finish(self, pos: int, n_tok: int) -> None:
-        """Positions pos .. pos + n_tok - 1 are written in all layers."""
+        """Note that positions pos .. pos + n_tok - 1 are written in all layers."""
         for kv in self._caches:
             kv.finish(pos, n_tok)
 
     def drop_cached(self) -> None:
-        """Let the system drop its copies of what is in files: for measurements."""
+        """Drop the system's cached copies of files, for measurements."""
         for kv in self._caches:
             kv.drop_cached()
 
     # ---- measurements ----------------------------------------------------------------------------
     @property
     def counters(self) -> tuple[np.ndarray, ...]:
-        """What kernels count in: to be fetched before `counts`."""
+        """The counters of kernels, to be fetched before `counts`."""
         return tuple(array for kv in self._caches for array in kv.counters)
 
     @property
     def counts(self) -> KVCounts | None:
-        """What all files or frames together have been asked for; None where there are none."""
+        """The sums of all files' and frames' counters; None if there are none."""
         found = [kv.counts for kv in self._caches if kv.counts is not None]
         if not found:
             return None
@@ -166,7 +169,7 @@ class CompositeKV(KVCache):
 
 
 def divided(n_bytes: int, sizes: Sequence[int]) -> list[int]:
-    """Bytes of memory for caches of these sizes, each its share."""
+    """Bytes of memory for caches of these sizes, in proportion."""
     return [n_bytes * size // sum(sizes) for size in sizes]
 
 

@@ -4,23 +4,26 @@ import numpy as np
 
 from tamis.jit_kernels.contract.types import KV_BLOCK, kv_row, kv_type
 
-TINY = 1e-30  # scales up to here are 0
+TINY = 1e-30  # scales up to this one count as 0
 
 
 def as_type(rows: np.ndarray, type: str) -> np.ndarray:
-    """The rows as another type; quantised ones are at most half a float16 step off in float16."""
+    """The rows as another type.
+
+    Quantised ones are off by at most half a float16 step in float16.
+    """
     if kv_type(rows) == type:
         return rows
     return as_rows(as_float32(rows), type)
 
 
 def as_rows(x: np.ndarray, type: str) -> np.ndarray:
-    """Numbers, float32 [.., head_dim], as rows of a type, rounded as ROPE_APPEND rounds them."""
+    """Numbers, float32 [.., head_dim], as rows of a type, rounded as in ROPE_APPEND."""
     return x.astype(np.float16) if type == "f16" else quantised(x, type)
 
 
 def as_float32(rows: np.ndarray) -> np.ndarray:
-    """The numbers, float32 [.., head_dim]."""
+    """The elements of rows as float32 [.., head_dim]."""
     if kv_type(rows) == "f16":
         return rows.astype(np.float32)
     q = rows["q"] if kv_type(rows) == "q8_0" else _unpacked(rows["q"])
@@ -28,7 +31,7 @@ def as_float32(rows: np.ndarray) -> np.ndarray:
 
 
 def all_finite(rows: np.ndarray) -> bool:
-    """Whether no element, or no scale, is infinite or not a number."""
+    """Whether every element, or every scale, is finite."""
     bits = (rows if kv_type(rows) == "f16" else rows["d"]).view(np.uint16)
     return not (bits & np.uint16(0x7C00) == 0x7C00).any()
 
@@ -59,7 +62,7 @@ def _q4_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpacked(q: np.ndarray) -> np.ndarray:
-    """Nibbles, uint8 [.., head_dim / 2] of q4_0, as the whole numbers that they stand for."""
+    """Nibbles of q4_0, uint8 [.., head_dim / 2], as the integers that they stand for."""
     blocks = q.reshape(*q.shape[:-1], -1, KV_BLOCK // 2)
     both = np.concatenate([blocks & 15, blocks >> 4], axis=-1).astype(np.int8) - np.int8(8)
     return both.reshape(*q.shape[:-1], -1)

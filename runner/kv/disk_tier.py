@@ -1,10 +1,10 @@
 """The KV cache of one sequence in a fixed amount of memory, the rest in a file.
 
-What an op reads is fetched just before it runs. Where a method chose it for one token, that is a
-few units, which the Program itself reads into a token bank (kv/token_bank.py). For other ops the
-Program stops; sinks and recent positions, which methods look at in every layer, stay in memory and
-cost no stop. Whole pages are written back later, by a thread; while a layer runs, the system
-prefetches what the next layer chose in the last step.
+Data is fetched just before the op that reads it. The positions that a method selects for one token
+are a few units, which the Program itself reads into a token bank (kv/token_bank.py). For other ops
+the Program stops; sinks and recent positions, which methods read in every layer, stay in memory and
+need no stop. A thread writes whole pages to the file later; while a layer runs, the system
+prefetches what the next layer selected in the last step.
 """
 
 import weakref
@@ -29,17 +29,17 @@ from tamis.kv.unit_file import KVFile
 from tamis.model.hparams import HParams
 
 T = TypeVar("T")
-N_READER = 4  # threads: a disk answers several requests in the time of one
-MARGIN = 8  # frames beyond what a layer and the pages being written take
-FEW_KEPT = 8  # pages of a layer, sinks and recent ones, that mostly stay in memory
+N_READER = 4  # threads: a disk serves several requests in the time of one
+MARGIN = 8  # frames beyond those of a layer and of the pages being written
+FEW_KEPT = 8  # pages of a layer, sinks and recent ones, that stay in memory in most cases
 MOST_KEPT = 24  # and at most
-MOST_THREADS = 1024  # that a Program may run on
+MOST_THREADS = 1024  # of a Program
 
 
 class DiskTier(KVCache):
-    """Frames for so much memory, and a file with the rest.
+    """Frames in a limited memory, and a file with all other pages.
 
-    Raises ValueError where kv_ram is too little, OSError where there can be no file.
+    Raises ValueError if kv_ram is too small, OSError if the file cannot be made.
     """
 
     def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, tier: Tier, n_ubatch: int) -> None:
@@ -60,28 +60,28 @@ class DiskTier(KVCache):
             sides.append(side)
             at += side.page_bytes * hp.n_layer * self._n_page
         self._sides: list[Frames] = sides
-        self._end = np.zeros(hp.n_layer, np.int64)  # positions that each layer has
-        # Of a layer and side, the step that last asked for units, and these.
+        self._end = np.zeros(hp.n_layer, np.int64)  # the number of positions of each layer
+        # For a layer and side, the step that last asked for units, and these units.
         self._needed: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._pool = ThreadPoolExecutor(N_READER, "tamis-kv")
         self._writer = ThreadPoolExecutor(1, "tamis-kv-write")
         self._writing: list[tuple[Future[None], int, int, np.ndarray]] = []
-        self._failed = False  # something could not be written; it is still in memory
+        self._failed = False  # a write has failed; the data is still in memory
         self._ahead: list[tuple[int, list[Future[None]], Load]] = []
         self._step, self._n_tok, self._n_ctx = 0, 0, n_ctx
-        self._bank: token_bank.TokenBank | None = None  # once a Program needs it
+        self._bank: token_bank.TokenBank | None = None  # made when a Program needs it
         self._banked = weakref.WeakKeyDictionary[Program, _Banked]()
         # By Program and call.
         self._spans: weakref.WeakKeyDictionary[Program, dict[int, _SpanReader]]
         self._spans = weakref.WeakKeyDictionary()
         self._kept: dict[int, frozenset[int]] = {}  # by layer, the pages that stay
-        self._stopping = set[int]()  # layers whose ops a pass stops for
+        self._stopping = set[int]()  # layers for whose ops a pass stops
         weakref.finalize(self, _close, self._pool, self._writer, self._file)
 
     # ---- positions and Python's side -------------------------------------------------------------
     @property
     def counts(self) -> KVCounts:
-        """What was asked of memory and file, until now."""
+        """The counters of memory and file."""
         if self._bank is None:
             return replace(self._counts)
         n_hit, n_miss, n_read = self._bank.counted
@@ -100,7 +100,7 @@ class DiskTier(KVCache):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The number of tokens that fit."""
         return self._n_page * PAGE
 
     @property
@@ -113,12 +113,12 @@ class DiskTier(KVCache):
         return self._sides[0].table
 
     def view(self, layer: int) -> KVView:
-        """What kernels see of a layer: pages that are not in memory are -1."""
+        """The view of a layer that kernels use: pages that are not in memory are -1."""
         k, v = self._sides
         return KVView(k.frames, v.frames, k.table[layer], v.table[layer])
 
     def reserve(self, first: int, n_tokens: int) -> None:
-        """Nothing: pages get their frames as chunks come."""
+        """Do nothing: pages get their frames as chunks arrive."""
         assert n_tokens <= self.capacity
 
     def truncate(self, n_tokens: int) -> None:
@@ -161,14 +161,14 @@ class DiskTier(KVCache):
         return [self.read(layer, n, first // PAGE) for layer in range(self._hp.n_layer)]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
-        """Undo what was written since `pages_from(first)`."""
+        """Undo the writes since `pages_from(first)`."""
         for layer, (k, v) in enumerate(pages):
             self.write(layer, k, v, first // PAGE)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set K and V from the first position of a page on; what was after them is gone.
+        """Set K and V from the first position of a page on; later positions are dropped.
 
-        A page that is not whole gets a frame. Raises KVFileError.
+        An incomplete page gets a frame. Raises KVFileError.
         """
         self._settle(wait=True, check=False)
         self._join()
@@ -190,10 +190,10 @@ class DiskTier(KVCache):
                     side.allocate(layer, np.array([at]))
                     side.frames[side.table[layer, at], :, : part.shape[1]] = part
         self._end[layer] = end
-        self._needed.clear()  # there may be fewer pages now than were asked for
+        self._needed.clear()  # there may now be fewer pages than were asked for
 
     def drop_cached(self) -> None:
-        """Let the system drop its copies of what is in the file: for measurements."""
+        """Drop the system's cached copies of the file, for measurements."""
         self._settle(wait=True)
         self._join()
         self._file.drop_cached()
@@ -207,7 +207,7 @@ class DiskTier(KVCache):
         constants: dict[str, Any],
         fields: dict[str, Any],
     ) -> dict[str, Any]:
-        """Record that what one token reads of what a method chose is in a token bank."""
+        """Record that positions which a method selects for one token go to a token bank."""
         banked = self._banked.setdefault(program, _Banked())
         served = token_bank.may_serve(op, constants)
         if not (served and token_bank.TokenBank.serves(program, fields)):
@@ -225,7 +225,7 @@ class DiskTier(KVCache):
             bank.open(block)
             bank.record_begin(program, step)
             banked.first = *said, layer
-        own = np.array(banked.first, np.int64)  # after the last layer comes the first
+        own = np.array(banked.first, np.int64)  # the first layer follows the last one
         assert len(own) == ops.BANK_AHEAD_SIZE
         banked.ahead.append(own)
 
@@ -235,9 +235,9 @@ class DiskTier(KVCache):
         return bank.record(program, step, op, fields, layer, read)
 
     def _own_bank(self, *, shared: bool) -> token_bank.TokenBank | None:
-        """The token bank, made of the memory that no op needs; None where that is too little.
+        """The token bank, made of memory that no op needs; None if that is too small.
 
-        shared: layers that are read whole take part in decode steps: at most a half.
+        shared: whether some layers are read whole in decode steps; it then takes half at most.
         """
         n_least = token_bank.least(self._n_ctx)
         n_left = self._n_frame - (self._n_page + MARGIN + self._n_allocated)
@@ -252,7 +252,7 @@ class DiskTier(KVCache):
         return self._bank
 
     def _record_read(self, program: Program, ahead: np.ndarray, how: dict[str, Any]) -> None:
-        """Record that what the token bank lacks is read from the file."""
+        """Record the reading of the token bank's missing units from the file."""
         (k, v), layer = self._sides, how["layer"]
         program.add(
             ops.BANK_READ,
@@ -276,7 +276,7 @@ class DiskTier(KVCache):
         )
 
     def stops(self, program: Program) -> list[int]:
-        """The calls before which `fetch` may have to be called. Raises ValueError: cannot be."""
+        """The calls before which `fetch` may have to be called. Raises ValueError if impossible."""
         own = [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
         calls = [program.calls[i] for i in own]
         chosen = {reads.fields_of(call, program).values.get("indices") for call in calls}
@@ -294,11 +294,11 @@ class DiskTier(KVCache):
         return 0 <= at < self._table.nbytes
 
     def _layer_of(self, table: int) -> int:
-        """The layer with this address of a page table."""
+        """The layer whose page table has this address."""
         return (table - self._table.ctypes.data) // self._table.strides[0]
 
     def due(self, program: Program, stops: list[int]) -> list[int]:
-        """Those of `stops` that this pass needs; what the others read stays in memory.
+        """Those of `stops` that this pass needs; the data of the others stays in memory.
 
         Raises KVFileError, ValueError.
         """
@@ -330,7 +330,7 @@ class DiskTier(KVCache):
         return _SpanReader(call, program, layer)
 
     def _keep(self, pages: dict[int, frozenset[int]]) -> None:
-        """Have pages of layers in memory until the next call."""
+        """Keep pages of layers in memory until the next call."""
         if pages == self._kept:
             return
         self._join()
@@ -358,7 +358,7 @@ class DiskTier(KVCache):
                 side.release()
         if self._bank is not None and pos < self._end.max():
             self._bank.truncate(pos)
-        self._join()  # no frame that is still being filled may be taken for new pages
+        self._join()  # frames that are still being filled must not be taken for new pages
         self._unpin()
         self._settle()
         if self._failed:
@@ -377,13 +377,13 @@ class DiskTier(KVCache):
                 self._fill(layer, first, pos % PAGE)
             for side in self._sides:
                 if self._writing and side.n_spare() < len(pages):
-                    self._settle(wait=True)  # sooner than to evict what every step reads
+                    self._settle(wait=True)  # rather than evict what every step reads
                 self._with_frames(partial(side.allocate, layer, pages), layer)
 
     def finish(self, pos: int, n_tok: int) -> None:
-        """Positions pos .. pos + n_tok - 1 are written: pages that are whole go to the file.
+        """Note that positions pos .. pos + n_tok - 1 are written; whole pages go to the file.
 
-        Raises KVFileError, where the token bank was not given what was written.
+        Raises KVFileError if the token bank has read units that differ from what was written.
         """
         if self._bank is not None and self._bank.failed():
             self._bank.truncate(0)
@@ -415,7 +415,7 @@ class DiskTier(KVCache):
             self._read_ahead(following)
 
     def _fill(self, layer: int, page: int, n_line: int) -> None:
-        """Fetch the first lines of a page into memory, which is then written to."""
+        """Fetch the first lines of a page into memory, before it is written to."""
         need = np.zeros((page + 1, self._hp.n_head_kv, PAGE // self._unit), bool)
         need[page, :, : -(-n_line // self._unit)] = True
         self._join()
@@ -436,10 +436,10 @@ class DiskTier(KVCache):
         return need, n_head_kv * sum(last - first for first, last in spans)
 
     def fetch_units(self, layer: int, needs: list[np.ndarray]) -> None:
-        """Wait until units of keys, or of keys and of values, are in memory.
+        """Wait until units of keys, or of K and V, are in memory.
 
-        needs: bool [n_page, units of a page], those of a KV head after another's. They stay until
-        the next call. Raises KVFileError, ValueError.
+        needs: bool [n_page, units of a page], grouped by KV head. They stay until the next call.
+        Raises KVFileError, ValueError.
         """
         self._join()
         self._unpin()
@@ -448,7 +448,7 @@ class DiskTier(KVCache):
             side = self._sides[i]
             load = self._with_frames(partial(side.lookup, layer, need, self._step), layer)
             step, before = self._needed.get((layer, i), (0, need))
-            # An op that chooses may have read more keys of this step than what was chosen.
+            # A selecting op may have read more keys in this step than it selected.
             self._needed[layer, i] = self._step, need | before if step == self._step else need
             loads.append(load)
             self._counts.n_hit += int(need.sum()) - len(load.numbers)
@@ -470,12 +470,12 @@ class DiskTier(KVCache):
         return [self._pool.submit(load.run, i, n_part) for i in range(n_part)]
 
     def _join(self) -> None:
-        """Wait for what is read ahead."""
+        """Wait for the prefetched units."""
         ahead, self._ahead = self._ahead, []
         self._wait(ahead)
 
     def _wait(self, started: list[tuple[int, list["Future[None]"], Load]]) -> None:
-        """Wait for all Loads, then raise what one of them raised."""
+        """Wait for all Loads, then raise the first error among them."""
         errors = []
         for i, futures, load in started:
             found = [future.exception() for future in futures]
@@ -490,7 +490,7 @@ class DiskTier(KVCache):
             side.unpin()
 
     def _with_frames(self, take: Callable[[], T], layer: int) -> T:
-        """What `take` gives, once there are frames for it. Raises KVFileError, ValueError."""
+        """The result of `take`, once there are frames for it. Raises KVFileError, ValueError."""
         try:
             return take()
         except OutOfFramesError:
@@ -505,7 +505,7 @@ class DiskTier(KVCache):
                 "choose a method that reads less"
             ) from None
 
-    # ---- writing behind --------------------------------------------------------------------------
+    # ---- write-behind --------------------------------------------------------------------------
     def _write_behind(self, end: int) -> None:
         """Start writing the pages below `end` that the file lacks."""
         busy = {(layer, i, int(p)) for _, layer, i, pages in self._writing for p in pages}
@@ -518,7 +518,7 @@ class DiskTier(KVCache):
                     self._writing.append((job, layer, i, pages))
 
     def _settle(self, *, wait: bool = False, check: bool = True) -> None:
-        """Take note of what was written. check: raise what went wrong; it is tried again later."""
+        """Process finished writes. check: raise their errors; the writes are tried again later."""
         errors, left = [], []
         for item in self._writing:
             job, layer, i, pages = item
@@ -545,7 +545,7 @@ class DiskTier(KVCache):
 
 
 class _SpanReader:
-    """A call that reads a few positions that are known before it runs, told by its record."""
+    """A call that reads a few positions that its fields determine before it runs."""
 
     def __init__(self, call: Call, program: Program, layer: int) -> None:
         self._reads, self.layer = call.spec.op.reads, layer
@@ -553,7 +553,7 @@ class _SpanReader:
         self._is_known = self._reads not in (ops.READS_SELECTION, ops.READS_ALL)
 
     def pages(self, n_page: int) -> set[int] | None:
-        """The pages that it reads, of n_page; None where they are many, or not known yet."""
+        """The pages that it reads, of n_page; None if they are many, or unknown yet."""
         if not self._is_known:
             return None
         found = set[int]()
@@ -566,12 +566,13 @@ class _SpanReader:
 
 
 class _Banked:
-    """What was recorded of a Program's attention of one token to what a method chose."""
+    """The recording of a Program's attention from one token to selected positions."""
 
     def __init__(self) -> None:
-        self.ahead: list[np.ndarray] = []  # of each layer that reads the bank: BANK_AHEAD
-        self.first: tuple[int, ...] = ()  # what the first of them says
-        self.n_whole = 0  # layers that do not, without a window of their own
+        # for each layer that reads the bank: the fields of BANK_AHEAD
+        self.ahead: list[np.ndarray] = []
+        self.first: tuple[int, ...] = ()  # the fields of the first of them
+        self.n_whole = 0  # layers that do not read it and have no window of their own
 
 
 def _close(pool: ThreadPoolExecutor, writer: ThreadPoolExecutor, file: KVFile) -> None:

@@ -1,7 +1,7 @@
-"""Keys, or values, of a few pages in memory: frames, each of which has a page of one layer.
+"""Keys, or values, of a few pages in memory: each frame holds a page of one layer.
 
-The rest is in a file. A frame has all lines of its page, of which the units that were asked for
-are valid. All bookkeeping is the caller's thread's; only `Load.run` may run on another one.
+The rest is in a file. A frame has all lines of its page; the units that were asked for are valid.
+All bookkeeping is done in the caller's thread; only `Load.run` may run in another one.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tamis.platform.memory import huge_zeros
 
 
 class OutOfFramesError(RuntimeError):
-    """More pages are needed at once than there are frames; `n` is how many are missing."""
+    """More pages are needed at once than there are frames; `n` is the number missing."""
 
     def __init__(self, n: int) -> None:
         super().__init__(f"{n} frames are missing")
@@ -24,7 +24,7 @@ class OutOfFramesError(RuntimeError):
 
 
 class Load(NamedTuple):
-    """Units to read: their numbers in the file, ascending, and their places in the frames."""
+    """Units to read: their numbers in the file, ascending, and their positions in the frames."""
 
     numbers: np.ndarray  # int64 [n]
     places: np.ndarray  # int64 [n]
@@ -39,12 +39,12 @@ class Load(NamedTuple):
 
 
 class Frames:
-    """The frames of keys, or of values, and the table of which page is where."""
+    """The frames of keys, or of values, and the table of pages in them."""
 
     def __init__(
         self, hp: HParams, type: str, n_frame: int, n_page: int, unit: int, file: tuple[KVFile, int]
     ) -> None:
-        """unit: tokens; file: and the byte from which on these pages lie there."""
+        """Make the frames; unit: in tokens; file: with the offset of these pages."""
         row = kv_row(type, hp.head_dim)
         self._n_layer, self._n_page, self._per_page = (
             hp.n_layer,
@@ -60,7 +60,8 @@ class Frames:
         self._owner = np.full(n_frame, -1, np.int64)  # layer * n_page + page
         self._valid = np.zeros((n_frame, self._per_page), bool)
         self._used = np.zeros(n_frame, np.int64)  # the step that last asked for it
-        self._asked = np.zeros(hp.n_layer, np.int64)  # the step that last asked for the layer's
+        # the step that last asked for pages of the layer
+        self._asked = np.zeros(hp.n_layer, np.int64)
         self._dirty = np.zeros(n_frame, bool)  # the file does not have it
         self._pinned = np.zeros(n_frame, bool)  # being read or waited for
         self._kept = np.zeros(n_frame, bool)  # see keep
@@ -72,11 +73,11 @@ class Frames:
         return self._per_page * self.unit_bytes
 
     def lookup(self, layer: int, need: np.ndarray, step: int, ahead: bool = False) -> Load:
-        """Give frames to the pages of `need`, bool [n_page, units of a page]: what is not there.
+        """Give frames to the pages of `need`, bool [n_page, units of a page]; returns what to read.
 
-        The frames stay until `unpin`; the units are there once the Load has run and `loaded` was
-        told. ahead: take only frames that nobody needs sooner, as far as they go.
-        Raises OutOfFramesError, and then nothing has changed but what was evicted.
+        The frames stay until `unpin`; the units are valid once the Load has run and `loaded` was
+        called. ahead: take only frames that nothing needs sooner, as many as there are. Raises
+        OutOfFramesError; then nothing has changed except evicted pages.
         """
         pages = np.flatnonzero(need.any(axis=1))
         found = self.table[layer, pages]
@@ -101,38 +102,38 @@ class Frames:
         return Load(numbers, places, lambda n, p: self._units.read(n, self._memory, p))
 
     def loaded(self, load: Load) -> None:
-        """What a Load read is there."""
+        """Note that a Load's units are valid."""
         self._valid.reshape(-1)[load.places] = True
 
     def limit(self, n_frame: int) -> None:
-        """Use only so many frames; before any is."""
+        """Use only the first n_frame frames; call it before any is used."""
         assert len(self._free) == len(self._owner)
         self._free = self._free[-n_frame:]
 
     def keep(self, layer: int, pages: np.ndarray) -> None:
-        """Pages that are there stay until `release`."""
+        """Keep pages that are in memory until `release`."""
         self._kept[self.table[layer, pages]] = True
 
     def release(self) -> None:
-        """What was kept may be taken again."""
+        """Allow the eviction of kept pages again."""
         self._kept[:] = False
 
     @property
     def first_byte(self) -> int:
-        """The byte of the file from which on these pages lie there."""
+        """The offset of these pages in the file."""
         return self._units.start
 
     @property
     def sums(self) -> np.ndarray:
-        """Checksums of the file's units, uint32, in their order."""
+        """Checksums of the file's units, uint32, in order."""
         return self._units.sums
 
     def unpin(self) -> None:
-        """Frames that were looked up may be taken again."""
+        """Allow the eviction of frames that were looked up."""
         self._pinned[:] = False
 
     def allocate(self, layer: int, pages: np.ndarray) -> None:
-        """Frames for pages that are about to be written; they stay until `clean` was told."""
+        """Give frames to pages that will be written; they stay until `clean` is called."""
         absent = pages[self.table[layer, pages] < 0]
         taken = np.array(self._take(len(absent), layer), np.int64)
         self._owner[taken] = layer * self._n_page + absent
@@ -141,19 +142,19 @@ class Frames:
         self._dirty[frames], self._valid[frames] = True, True
 
     def n_spare(self) -> int:
-        """Frames that are free, or whose page its layer has not asked for the last time."""
+        """The number of frames that are free, or whose layer did not ask for them the last time."""
         idle = self._idle()
         asked = self._asked[self._owner[idle] // self._n_page]
         return len(self._free) + int((asked > self._used[idle]).sum())
 
     def is_dirty(self, layer: int, page: int) -> bool:
-        """Whether a page is in memory, as a whole, and the file does not have it."""
+        """Whether a page is in memory as a whole while the file does not have it."""
         frame = self.table[layer, page]
         return bool(frame >= 0 and self._dirty[frame])
 
     def dirty_pages(self, layer: int, end: int) -> np.ndarray:
-        """Pages of a layer below `end` that the file does not have."""
-        frames = self.table[layer, :end]  # -1 has the last frame's flag
+        """The pages of a layer below `end` that the file does not have."""
+        frames = self.table[layer, :end]  # index -1 reads the last frame's flag
         return np.flatnonzero((frames >= 0) & self._dirty[frames])
 
     def write(self, layer: int, pages: np.ndarray) -> None:
@@ -168,7 +169,7 @@ class Frames:
         self._units.write((layer * self._n_page + page) * self._per_page, [units])
 
     def clean(self, layer: int, pages: np.ndarray) -> None:
-        """The file has these pages now."""
+        """Note that the file has these pages."""
         self._dirty[self.table[layer, pages]] = False
 
     def drop(self, layer: int, first: int) -> None:
@@ -197,9 +198,10 @@ class Frames:
         return np.flatnonzero((self._owner >= 0) & ~(self._dirty | self._pinned | self._kept))
 
     def _evict(self, n: int, layer: int) -> None:
-        """Evict the n frames whose page was chosen longest ago.
+        """Evict the n frames whose pages were asked for the longest ago.
 
-        Of those that their layer chose the last time, the ones whose layer comes up last from here.
+        Of frames that their layer asked for the last time, those whose layer comes up last from
+        here.
         """
         idle = self._idle()
         if len(idle) < n:

@@ -1,10 +1,10 @@
 """The KV cache of one sequence in the host's memory, and some of its pages on a GPU.
 
-All pages are in a backing store that kernels reach. The device has frames, each for a page of one
-layer: those of the positions that are being written, and those that ops read last. Where decode
-attention reads what a method chooses, a token bank (kv/token_bank.py) has what the pages of a layer
-leave: units of one KV head. A Program itself fetches what an op reads, just before the op: it does
-not stop for that.
+All pages are in a backing store that kernels can reach. The device has frames, each for a page of
+one layer: those of the positions being written, and those that ops read last. If decode attention
+reads what a method selects, a token bank (kv/token_bank.py) takes the memory that the pages of a
+layer leave: units of one KV head. A Program itself fetches what an op reads, just before the op,
+without stopping.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,15 @@ from tamis.kv.types import UNIT, KVTypes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import huge_zeros
 
-AT_ONCE = 16  # frames beside those being written are a multiple of it: see ops.KV_EVICT
+# the number of frames, beside those being written, is a multiple of it: see ops.KV_EVICT
+AT_ONCE = 16
 
 
 class GpuPageCache(KVCache):
-    """Frames for kv_vram bytes where kernels run, and all pages in memory of the host.
+    """Frames of kv_vram bytes where kernels run, and all pages in the host's memory.
 
-    mapped: makes kernels see an array of the host itself, not a copy, as long as what it gives is
-    held. Raises ValueError where kv_vram is too little.
+    mapped: makes an array of the host visible to kernels without a copy, as long as its result is
+    held. Raises ValueError if kv_vram is too small.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class GpuPageCache(KVCache):
         self._n_page, n_layer = -(-n_ctx // PAGE), hp.n_layer
         self._n_ring = -(-n_ubatch // PAGE) + 1  # pages that a chunk may touch
         self._page_bytes = types.row_bytes(hp.head_dim) * hp.n_head_kv * PAGE
-        # The frame before the first one is nobody's: what a kernel reads of a page that has no
-        # frame, and does not use, is there.
+        # The frame before the first one belongs to no page: kernels read it in place of a page
+        # without a frame, and do not use the result.
         self._n_first, n_frame = n_layer * self._n_ring, kv_vram // self._page_bytes - 1
         self._n_cache = (n_frame - self._n_first) // AT_ONCE * AT_ONCE
         self._check()
@@ -56,7 +57,7 @@ class GpuPageCache(KVCache):
         n_home = n_layer * self._n_page
         self._store = [huge_zeros((n_home, *self._page), row)[1] for row in self._rows]
         self._held = [mapped(stored) for stored in self._store]
-        # What kernels know of frames: see ops.KV_ALLOCATE.
+        # The state of frames that kernels use: see ops.KV_ALLOCATE.
         self._table = np.zeros((n_layer, self._n_page), np.int32)
         self._ring = np.zeros((n_layer, self._n_ring), np.int32)
         self._bank: token_bank.TokenBank | None = None
@@ -74,7 +75,7 @@ class GpuPageCache(KVCache):
         self._owner, self._used = zeros((2, self._n_cache), np.int32)
 
     def expect(self, *, choosing: bool) -> None:
-        """Give a token bank what a layer's pages leave of the memory, where that is enough."""
+        """Give a token bank the memory that a layer's pages leave, if that is enough."""
         n_least = -(-self._n_page // AT_ONCE) * AT_ONCE
         n_bank = self._n_cache - n_least
         if choosing and n_bank >= token_bank.least(PAGE * self._n_page):
@@ -87,27 +88,27 @@ class GpuPageCache(KVCache):
     # ---- positions and Python's side -------------------------------------------------------------
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The number of tokens that fit."""
         return self._n_page * PAGE
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
-        """None: kernels change the page table, Python does not."""
+        """Empty: kernels change the page table, Python does not."""
         return ()
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What `read` and `write` see: to be fetched before, and sent after."""
+        """The arrays that `read` and `write` use: to be fetched before, and sent after."""
         bank = () if self._bank is None else self._bank.arrays
         return (*self._store, self._table, self._ring, self._owner, self._used, *bank)
 
     def view(self, layer: int) -> KVView:
-        """What kernels see of a layer: pages that are in no frame are -1."""
+        """The view of a layer that kernels use: pages without a frame are -1."""
         k, v = self._frames
         return KVView(k, v, self._table[layer], self._table[layer])
 
     def reserve(self, first: int, n_tokens: int) -> None:
-        """Note how many positions there will be: their pages get frames as chunks come."""
+        """Note the number of positions: their pages get frames as chunks arrive."""
         assert n_tokens <= self.capacity
         self._end = max(self._end, n_tokens)
 
@@ -126,9 +127,9 @@ class GpuPageCache(KVCache):
         )
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set K and V from the first position of a page on, as `read` gives them.
+        """Set K and V from the first position of a page on, in the form that `read` returns.
 
-        Rows of another type are converted. All frames are empty then.
+        Rows of another type are converted. All frames are then empty.
         """
         assert k.shape[:2] == v.shape[:2]
         self.reserve(page * PAGE, page * PAGE + len(k))
@@ -145,7 +146,7 @@ class GpuPageCache(KVCache):
         return [self.read(layer, self._end, first // PAGE) for layer in layers]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
-        """Undo what was written since `pages_from(first)`."""
+        """Undo the writes since `pages_from(first)`."""
         for layer, (k, v) in enumerate(pages):
             self.write(layer, k, v, first // PAGE)
 
@@ -158,7 +159,7 @@ class GpuPageCache(KVCache):
         constants: dict[str, Any],
         fields: dict[str, Any],
     ) -> dict[str, Any]:
-        """Record that what an op is about to read comes to frames, or to the token bank."""
+        """Record that what an op will read is fetched to frames, or to the token bank."""
         found = None
         if token_bank.may_serve(op, constants):
             found = self._banked(program, step, op, fields)
@@ -184,16 +185,16 @@ class GpuPageCache(KVCache):
             self._bank.record_begin(program, step)
 
     def record_end(self, program: Program, step: np.ndarray) -> None:
-        """Record that the backing store gets a chunk's positions, of all layers."""
+        """Record the copy of a chunk's positions, of all layers, to the backing store."""
         fields = self._copies() | {"n_layer": self._hp.n_layer, "n_ring": self._n_ring}
         program.add(ops.KV_WRITE_BACK, step=step, **fields)
 
     def _banked(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Record that an op of one query finds its keys in the token bank: its fields then.
+        """Record that an op of one query reads its keys in the token bank; returns its fields then.
 
-        None where it must read pages.
+        None if it must read pages.
         """
         bank = self._bank
         if bank is None or not bank.fits(fields.get("block", 1)):
@@ -213,9 +214,9 @@ class GpuPageCache(KVCache):
     def _record_fetch(
         self, program: Program, step: np.ndarray, op: ops.Op, fields: dict[str, Any], q_block: int
     ) -> None:
-        """Record that what an op is about to read comes to frames.
+        """Record that what an op will read is fetched to frames.
 
-        fields: of the op; q_block: of ATTEND's constants.
+        fields: of the op; q_block: one of ATTEND's constants.
         """
         reads = op.reads
         if reads is ops.READS_SELECTION:
@@ -266,9 +267,9 @@ class GpuPageCache(KVCache):
 
     @property
     def counts(self) -> KVCounts:
-        """What was asked of the frames, in pages, and of the token bank, in its units.
+        """The counters of the frames, in pages, and of the token bank, in its units.
 
-        As of when `counters` were fetched.
+        They are as of the time when `counters` were fetched.
         """
         n_hit, n_miss = (
             int(self._state[at // 8]) for at in (ops.KV_STATE.n_hit, ops.KV_STATE.n_miss)
@@ -294,7 +295,7 @@ class GpuPageCache(KVCache):
         }
 
     def _drop(self) -> None:
-        """All frames are empty."""
+        """Empty all frames."""
         self._table[...], self._ring[...], self._owner[...] = -1, -1, -1
         self._used[...] = -ops.KV_OLD
         if self._bank is not None:

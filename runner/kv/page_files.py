@@ -1,9 +1,9 @@
 """Pages of prompts in files of a folder, which processes share and which outlive them.
 
-A file holds a record, by a name that is a hash of what the record depends on. It is written whole
-or not at all, and never changed. Its time of change is that at which it is due (see
-engine/prompt_cache): where the folder is full, those that are due first go. A thread writes, so
-that nobody waits for the disk; what cannot be written or read is a record that is not there.
+A file holds a record, under a name that is a hash of everything the record depends on. It is
+written whole or not at all, and never changed. Its modification time is the time at which it is due
+(see engine/prompt_cache): if the folder is full, those due first are removed. A thread writes, so
+that no call waits for the disk; a record that cannot be written or read counts as missing.
 """
 
 import contextlib
@@ -24,37 +24,37 @@ from tamis.platform.private_files import open_private, private_folder, write_who
 
 _MAGIC = b"TAMISPG1"
 _HEAD = struct.Struct("<8s32sQQQ")  # magic, name, bytes of tokens, data and state
-_SUM = struct.Struct("<I")  # CRC-32C of all before it
+_SUM = struct.Struct("<I")  # CRC-32C of everything before it
 _END = ".page"
-MOST_WAITING = 256 << 20  # bytes that wait to be written; beyond, records are not
-ROOM = 16  # where a folder is full, a part of it this small is emptied
+MOST_WAITING = 256 << 20  # bytes that wait to be written; further records are dropped
+ROOM = 16  # a full folder is emptied by one ROOM-th
 MOST_RECORD = 1 << 34  # bytes: no file is larger
 
 
 class Record(NamedTuple):
     """A page of a prompt, or the remainder after its last whole page."""
 
-    tokens: np.ndarray  # int32: of the remainder; none of a whole page
+    tokens: np.ndarray  # int32: those of the remainder; empty for a whole page
     data: np.ndarray  # uint8: the KV cache of a page of all layers
     state: np.ndarray  # uint8: of recurrent layers, after `tokens`; may be empty
 
     @property
     def n_byte(self) -> int:
-        """Bytes of all of it."""
+        """The bytes of all arrays."""
         return self.tokens.nbytes + self.data.nbytes + self.state.nbytes
 
 
 class PageFiles:
-    """Records by their names of 32 bytes, at most n_byte bytes of them.
+    """Records by names of 32 bytes, of at most n_byte bytes in total.
 
-    The folder is this user's alone. Its calls are of one thread. Raises OSError where there is no
-    such folder and none can be made.
+    The folder is private to this user. Calls come from one thread. Raises OSError if the folder
+    does not exist and cannot be made.
     """
 
     def __init__(self, folder: Path, n_byte: int) -> None:
         self.folder, self.n_byte = private_folder(folder), n_byte
         self.n_evicted = self.n_failed = 0
-        self.held = 0  # bytes in the folder, as of the last look and what was written since
+        self.held = 0  # bytes in the folder at the last look, plus those written since
         self._since = 0  # bytes written since that look
         self._waiting: dict[bytes, Record] = {}
         self._n_waiting = 0  # bytes
@@ -69,7 +69,7 @@ class PageFiles:
         return name in self._waiting or self._path(name).is_file()
 
     def read(self, name: bytes) -> Record | None:
-        """The record; None where there is none, or its file is damaged, which removes it."""
+        """The record; None if there is none, or its file is damaged, which is then removed."""
         with self._lock:
             if (found := self._waiting.get(name)) is not None:
                 return found
@@ -87,9 +87,10 @@ class PageFiles:
         return record
 
     def write(self, name: bytes, record: Record, due: float) -> None:
-        """Have a record written that is worth keeping until `due`, in seconds since 1970.
+        """Queue a record for writing; it is worth keeping until `due`, in seconds since 1970.
 
-        Where more than MOST_WAITING bytes wait already it is not: the disk is slow, or hangs.
+        If more than MOST_WAITING bytes are queued already it is dropped: the disk is slow, or
+        hangs.
         """
         with self._lock:
             if self._n_waiting + record.n_byte > MOST_WAITING or record.n_byte > self.n_byte:
@@ -102,11 +103,11 @@ class PageFiles:
         self._todo.put(("write", name, due))
 
     def touch(self, name: bytes, due: float) -> None:
-        """Have a record kept until `due` at least."""
+        """Make a record due not before `due`."""
         self._todo.put(("touch", name, due))
 
     def remove(self, name: bytes) -> None:
-        """Remove a record, also one that waits or is being written."""
+        """Remove a record, even one that is queued or being written."""
         with self._lock:
             if (found := self._waiting.pop(name, None)) is not None:
                 self._n_waiting -= found.n_byte
@@ -114,14 +115,14 @@ class PageFiles:
             self._path(name).unlink()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is done that was asked for; whether it is."""
+        """Wait until everything queued is done; returns whether it is."""
         with self._todo.all_tasks_done:
             return self._todo.all_tasks_done.wait_for(
                 lambda: not self._todo.unfinished_tasks, seconds
             )
 
     def close(self, seconds: float = 10.0) -> None:
-        """End the thread once all is done, or after some seconds."""
+        """End the thread once everything queued is done, or after some seconds."""
         self.flush(seconds)
         self._todo.put(None)
         self._thread.join(1.0)
@@ -162,9 +163,9 @@ class PageFiles:
                 if stays:
                     del self._waiting[name]
                     self._n_waiting -= record.n_byte
-        if not stays:  # removed meanwhile; a newer one of its name is written next
+        if not stays:  # removed meanwhile; a newer record of its name is written next
             path.unlink(missing_ok=True)
-        # Other processes write, too: a look now and then counts what they have written.
+        # Other processes write, too: an occasional look counts what they have written.
         if self.held > self.n_byte or self._since > self.n_byte // ROOM:
             self._make_room()
 
@@ -174,7 +175,7 @@ class PageFiles:
             os.utime(path, (due, due))
 
     def _make_room(self) -> None:
-        """Remove the files that are due first where there are too many bytes."""
+        """Remove the files that are due first if there are too many bytes."""
         found = sorted(self._files())
         self.held, self._since = sum(size for _, size, _ in found), 0
         if self.held <= self.n_byte:
@@ -188,7 +189,7 @@ class PageFiles:
             self.held -= size
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """When each file is due, its bytes and its path."""
+        """Yield each file's due time, bytes and path."""
         for part in _entries(self.folder):
             for entry in _entries(part.path):
                 if entry.name.endswith(_END):
@@ -219,7 +220,7 @@ def _packed(name: bytes, record: Record) -> memoryview:
 
 
 def _unpacked(name: bytes, data: np.ndarray) -> Record | None:
-    """What `_packed` made these bytes of; None where it did not, or under another name."""
+    """The record that `_packed` wrote; None for other bytes, or for another name."""
     if len(data) < _HEAD.size + _SUM.size:
         return None
     magic, written, n_token, n_data, n_state = _HEAD.unpack_from(data.data)

@@ -1,9 +1,8 @@
-"""The memory that pages lie in, which the sessions of an engine share: a page may be of several.
+"""The memory of pages, which the sessions of an engine share; a page may belong to several.
 
-A slot holds a page of tokens of all layers; K and V, which may be of different types, have
-memory of their own. Slots are taken in order, so memory grows with the tokens, in huge pages:
-attention reads a few KiB in each of many places, and with pages of 4 KiB it would wait for address
-translation.
+A slot holds a page of tokens of all layers; K and V, which may be of different types, have separate
+arrays. Slots are taken in order, so memory grows with the tokens, in huge pages: attention reads a
+few KiB in each of many locations, and with pages of 4 KiB it would wait for address translation.
 """
 
 import numpy as np
@@ -14,20 +13,20 @@ from tamis.kv.types import KVTypes, kv_bytes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import drop, huge_zeros, physical_bytes
 
-MOST_ROWS = 1 << 31  # kernels number the rows of all pages in int32
+MOST_ROWS = 1 << 31  # kernels index the rows of all pages in int32
 
 
 class PageStore:
-    """Room for n_slot pages. Memory is reserved as address space and becomes resident as used.
+    """Room for n_slot pages. It reserves address space, which becomes resident as it is used.
 
-    Raises OSError where there is no such address space.
+    Raises OSError if there is not enough address space.
     """
 
     def __init__(self, hp: HParams, types: KVTypes, n_slot: int) -> None:
         self.types, self.n_layer, self._n_slot = types, hp.n_layer, n_slot
         self.pool = PagePool(n_slot)
         shape = (n_slot * hp.n_layer, hp.n_head_kv, PAGE)
-        own = types[:1] if hp.latent.n_latent else types  # a latent is K and V
+        own = types[:1] if hp.latent.n_latent else types  # a latent is both K and V
         self._maps, self._arrays = zip(
             *(huge_zeros(shape, kv_row(type, hp.head_dim)) for type in own), strict=True
         )
@@ -39,14 +38,14 @@ class PageStore:
         return [x.reshape(self._n_slot, self.n_layer, *x.shape[1:]) for x in self._arrays]
 
     def copied(self, slot: int) -> int:
-        """A slot of its own with the same contents. Raises OutOfPagesError."""
+        """A new slot with the same contents. Raises OutOfPagesError."""
         own = self.pool.take()
         for pages in self.slots:
             pages[own] = pages[slot]
         return own
 
     def give_back(self, slots: list[int]) -> None:
-        """Release slots for good: the memory of those that nobody holds goes back to the system."""
+        """Release slots; the memory of those that no sequence holds returns to the system."""
         free = sorted(slot for slot in slots if self.pool.release(slot))
         while free:
             n = next((i for i in range(1, len(free)) if free[i] != free[0] + i), len(free))
@@ -56,6 +55,6 @@ class PageStore:
 
 
 def most_slots(hp: HParams, types: KVTypes) -> int:
-    """How many pages the machine's memory could hold."""
+    """The number of pages that the machine's memory could hold."""
     rows = hp.n_layer * hp.n_head_kv * PAGE
     return min(physical_bytes() // kv_bytes(hp, PAGE, types), MOST_ROWS // rows - 1)

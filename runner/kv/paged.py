@@ -14,7 +14,7 @@ from tamis.model.hparams import HParams
 class PagedKV(KVCache):
     """The paged KV cache of one sequence of up to n_ctx tokens.
 
-    A page that another sequence holds too is copied before this one writes to it.
+    A page that another sequence also holds is copied before this one writes to it.
     """
 
     resident = True
@@ -28,21 +28,21 @@ class PagedKV(KVCache):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
+        """The number of tokens that fit."""
         return len(self._table) * PAGE
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
-        """The page table of all views: what `reserve` and `truncate` change."""
+        """The page table of all views, which `reserve` and `truncate` change."""
         return (self._table,)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What `read` and `write` see: to be fetched before, and sent after."""
+        """The arrays that `read` and `write` use: to be fetched before, and sent after."""
         return self._store.k, self._store.v
 
     def view(self, layer: int) -> KVView:
-        """What kernels see of a layer. The arrays stay the same for the cache's life."""
+        """The view of a layer that kernels use. The arrays stay the same for the cache's life."""
         return KVView(self._store.k[layer:], self._store.v[layer:], self._table, self._table)
 
     def reserve(self, first: int, n_tokens: int) -> None:
@@ -58,15 +58,15 @@ class PagedKV(KVCache):
             self._table[page] = self._held[page] * self._n_layer
 
     def truncate(self, n_tokens: int) -> None:
-        """Give back the pages that hold no position below n_tokens."""
+        """Release the pages that hold no position below n_tokens."""
         while len(self._held) > -(-n_tokens // PAGE):
             self._store.pool.release(self._held.pop())
             self._table[len(self._held)] = -1
 
     def share(self, other: KVCache, n_tokens: int) -> bool:
-        """Hold what another sequence holds of its first n_tokens positions, without copying.
+        """Hold the first n_tokens positions of another sequence, without copying.
 
-        False, and no change, where its pages lie elsewhere.
+        Returns False, without a change, if its pages are in another store.
         """
         if not isinstance(other, PagedKV) or other._store is not self._store:
             return False
@@ -84,7 +84,7 @@ class PagedKV(KVCache):
         return self._gather(view.k, n_tokens, page), self._gather(view.v, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
-        """Set K and V from the first position of a page on, as `read` gives them.
+        """Set K and V from the first position of a page on, in the form that `read` returns.
 
         Rows of another type are converted.
         """
@@ -104,7 +104,7 @@ class PagedKV(KVCache):
         return [pages[self._held[first // PAGE :]] for pages in self._store.slots]
 
     def put_back(self, first: int, pages: list[Any]) -> None:
-        """Undo what was written since `pages_from(first)`; the same pages must be held."""
+        """Undo the writes since `pages_from(first)`; the same pages must be held."""
         for slots, kept in zip(self._store.slots, pages, strict=True):
             slots[self._held[first // PAGE :]] = kept
 

@@ -1,4 +1,4 @@
-"""Bookkeeping of KV pages: ids, a free list and reference counts; no arrays of keys or values."""
+"""Bookkeeping of KV pages: ids, a free list and reference counts, without their contents."""
 
 import threading
 
@@ -10,24 +10,29 @@ class OutOfPagesError(RuntimeError):
 
 
 class PagePool:
-    """`n_slot` page slots, handed out by id. A slot returns to the pool when nobody holds it.
+    """`n_slot` page slots, handed out by id.
+
+    A slot returns to the pool when its last holder releases it.
 
     Sessions of several threads may share it.
     """
 
     def __init__(self, n_slot: int) -> None:
-        self._n_fresh = 0  # slots that were ever handed out: these are the first ones
-        self._free: list[int] = []  # of these, given back
+        self._n_fresh = 0  # slots that were ever handed out; they are the first ones
+        self._free: list[int] = []  # those of them that were returned
         self._holders = np.zeros(n_slot, np.int32)
         self._lock = threading.Lock()
 
     @property
     def n_free(self) -> int:
-        """Slots that can still be taken."""
+        """The number of slots that can still be taken."""
         return len(self._holders) - self._n_fresh + len(self._free)
 
     def take(self) -> int:
-        """A free slot, held once: from 0 up, those given back first. Raises OutOfPagesError."""
+        """Take a free slot with one holder: returned ones first, else the next.
+
+        Raises OutOfPagesError.
+        """
         with self._lock:
             if self._free:
                 slot = self._free.pop()
@@ -42,17 +47,17 @@ class PagePool:
             return slot
 
     def share(self, slot: int) -> None:
-        """Hold a slot once more."""
+        """Add a holder to a slot."""
         with self._lock:
             assert self._holders[slot] > 0, f"slot {slot} is free"
             self._holders[slot] += 1
 
     def n_holder(self, slot: int) -> int:
-        """How many hold a slot."""
+        """The number of a slot's holders."""
         return int(self._holders[slot])
 
     def release(self, slot: int) -> bool:
-        """Give up one hold of a slot; whether it is free now."""
+        """Remove a holder from a slot; returns whether it is free now."""
         with self._lock:
             assert self._holders[slot] > 0, f"slot {slot} is free"
             self._holders[slot] -= 1

@@ -1,8 +1,8 @@
-"""The recurrent states of one sequence: arrays of fixed size a layer, and snapshots of them.
+"""The recurrent states of one sequence: arrays of fixed size per layer, and snapshots.
 
-A KV cache can be truncated; a state cannot, because the tokens that follow have changed it.
-Snapshots of it are kept instead: `go_back` restores one and returns after how many tokens
-it was taken, and the session computes the tokens from there on again.
+A KV cache can be truncated; a state cannot, because later tokens have changed it. Snapshots are
+kept instead: `go_back` restores one and returns its number of tokens, and the session computes the
+tokens from there on again.
 """
 
 import math
@@ -17,27 +17,27 @@ MOST = 8  # snapshots of a sequence
 
 
 class StateKey(NamedTuple):
-    """Which state of a sequence: a layer of the model, and the state's name there."""
+    """Identifies a state of a sequence: a layer of the model, and the state's name there."""
 
     layer: int
     name: str
 
 
 def state_bytes(shapes: Mapping[tuple[int, str], tuple[int, ...]], most: int = MOST) -> int:
-    """Bytes of the states of these shapes, with all snapshots that may be kept."""
+    """Bytes of states of these shapes, with all snapshots that may be kept."""
     return 4 * (1 + most) * sum(math.prod(shape) for shape in shapes.values())
 
 
 class _Snapshot(NamedTuple):
-    n_tokens: int  # that it was taken after
+    n_tokens: int  # the number of tokens after which it was taken
     values: np.ndarray
 
 
 class RecurrentStates:
-    """What kernels go on from, at addresses that stay, and at most `most` snapshots.
+    """The states that kernels continue from, at fixed addresses, and at most `most` snapshots.
 
-    The state before the first token is zero and needs none. While kernels write (`begin` to `end`)
-    the live state is of no use; one that is not ended is recovered by `go_back`.
+    The state before the first token is zero and needs no snapshot. While kernels write (`begin` to
+    `end`) the live state is invalid; if `end` is not called, `go_back` recovers.
     """
 
     def __init__(self, shapes: Mapping[tuple[int, str], tuple[int, ...]], most: int = MOST) -> None:
@@ -52,25 +52,25 @@ class RecurrentStates:
             key: self.live[first:end].reshape(shape)
             for (key, shape), first, end in zip(self.shapes.items(), ends, ends[1:], strict=False)
         }
-        self._n_tokens: int | None = 0  # that the live state is after; None between begin and end
+        self._n_tokens: int | None = 0  # tokens of the live state; None between begin and end
         self._snapshots: list[_Snapshot] = []  # by n_tokens, ascending
 
     @property
     def n_tokens(self) -> int | None:
-        """Tokens that the live state is after; None where it is of no use."""
+        """The number of tokens of the live state; None while it is invalid."""
         return self._n_tokens
 
     @property
     def snapshots(self) -> list[int]:
-        """After how many tokens snapshots were taken, ascending."""
+        """The numbers of tokens of the snapshots, ascending."""
         return [snapshot.n_tokens for snapshot in self._snapshots]
 
     def kept(self) -> list[tuple[int, np.ndarray]]:
-        """The snapshots, which stay its own, and after how many tokens each was taken."""
+        """The snapshots (not copies), each with its number of tokens."""
         return [(snapshot.n_tokens, snapshot.values) for snapshot in self._snapshots]
 
     def view(self, layer: int, name: str) -> np.ndarray:
-        """A state of a layer, float32, where kernels read and write it."""
+        """The state of a layer, float32, that kernels read and write."""
         return self._views[StateKey(layer, name)]
 
     def views(self, layers: range) -> list[np.ndarray]:
@@ -78,18 +78,19 @@ class RecurrentStates:
         return [view for key, view in self._views.items() if key.layer in layers]
 
     def begin(self) -> None:
-        """Say that kernels are about to write the live state."""
+        """Mark the live state as invalid: kernels will write it."""
         self._n_tokens = None
 
     def end(self, n_tokens: int) -> None:
-        """Say that the live state is the one after n_tokens tokens."""
+        """Mark the live state as valid, after n_tokens tokens."""
         self._n_tokens = n_tokens
 
     def keep(self) -> None:
-        """Take a snapshot of the live state, which must be of use.
+        """Take a snapshot of the live state, which must be valid.
 
-        Where there are too many, one goes whose neighbours are near each other, compared with how
-        far back they are: what `go_back` leaves to compute is a bounded share of what it goes back.
+        If there are too many, one is dropped whose neighbours are close to each other, compared
+        with how far back they are: what `go_back` leaves to compute is a bounded share of the
+        distance it goes back.
         """
         assert self._n_tokens is not None, "a snapshot of a state that kernels write"
         if self._n_tokens == 0 or self._n_tokens in self.snapshots:
@@ -100,9 +101,9 @@ class RecurrentStates:
         self._snapshots.append(_Snapshot(self._n_tokens, values))
 
     def go_back(self, n_tokens: int) -> int:
-        """Make the newest state that is after at most n_tokens tokens live; after how many it is.
+        """Restore the newest state of at most n_tokens tokens; returns its number of tokens.
 
-        Snapshots after more than n_tokens tokens are dropped: the sequence goes on otherwise.
+        Snapshots of more than n_tokens tokens are dropped, as the sequence continues differently.
         """
         self._snapshots = [s for s in self._snapshots if s.n_tokens <= n_tokens]
         found = self._snapshots[-1] if self._snapshots else None
@@ -114,9 +115,9 @@ class RecurrentStates:
         return n_found
 
     def copy(self, other: "RecurrentStates", n_tokens: int) -> int:
-        """Become a copy of another sequence's states of the same shapes, as of at most n_tokens.
+        """Copy another sequence's states of the same shapes, as of at most n_tokens tokens.
 
-        Returns after how many tokens the live state then is: as `go_back`, which it does here.
+        Returns the live state's number of tokens, as `go_back`, which it calls.
         """
         assert self.shapes == other.shapes
         kept = [s for s in other._snapshots if s.n_tokens <= n_tokens][-self._most :]
@@ -127,13 +128,13 @@ class RecurrentStates:
         return self.go_back(n_tokens)
 
     def load(self, values: np.ndarray, n_tokens: int) -> None:
-        """Replace all by a saved live state, float32 of `live`'s size, and no snapshots."""
+        """Replace everything by a saved live state, float32 of `live`'s size, without snapshots."""
         assert values.size == self.live.size
         self._snapshots = []
         self.live[:], self._n_tokens = values.reshape(-1), n_tokens
 
     def _spare(self) -> np.ndarray:
-        """An array for one more snapshot: that of a dropped one where there are enough."""
+        """An array for one more snapshot: that of a dropped one if there are enough."""
         if len(self._snapshots) < self._most:
             return np.empty_like(self.live)
         at = [0, *self.snapshots, self._n_tokens or 0]

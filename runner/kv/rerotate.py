@@ -1,6 +1,6 @@
-"""Context shift: K and V move to earlier positions, and K is re-rotated to them.
+"""Context shift: K and V move to earlier positions, and K is re-rotated accordingly.
 
-In NumPy, a layer at a time: for a context that is full, not for hot paths.
+This is NumPy, one layer at a time: for a context that is full, not for hot paths.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ def close_up(
     inv_freq: np.ndarray,
     neox: bool,
 ) -> None:
-    """Move a layer's K and V that come after positions `gone` to the place of these.
+    """Move a layer's K and V after the positions `gone` down to replace these.
 
-    n_tokens: how many positions there are before. What is beyond them after is undefined.
+    n_tokens: the number of positions before. The content beyond the remaining ones is undefined.
     inv_freq, neox: see `rerotated`. Raises KVFileError.
     """
     page = gone.start // PAGE
@@ -33,12 +33,12 @@ def close_up(
 
 
 def rerotated(x: np.ndarray, inv_freq: np.ndarray, by: int, *, neox: bool) -> np.ndarray:
-    """Copies of rows that RoPE rotated, as they are `by` positions later.
+    """Copies of rows that RoPE has rotated, rotated by further `by` positions.
 
-    x float32 [.., head_dim], of which the first n_rot elements are rotated: pairs
-    (i, i + n_rot / 2) if neox, else (2i, 2i + 1); inv_freq float64 [n_rot / 2] in radians a token.
-    Angles are linear in the position (RoFormer Eq. 15), however the frequencies were scaled; a
-    scale of cosine and sine is in the rows already.
+    x float32 [.., head_dim], of which the first n_rot elements are rotated: pairs (i, i + n_rot /
+    2) if neox, else (2i, 2i + 1); inv_freq float64 [n_rot / 2] in radians per token. Angles are
+    linear in the position (RoFormer Eq. 15), however the frequencies were scaled; a scale of cosine
+    and sine is already in the rows.
     """
     half, y = len(inv_freq), x.copy()
     pairs = (slice(half), slice(half, 2 * half))

@@ -1,10 +1,10 @@
 """The token bank of a sequence: KV rows of single units that decode attention reads.
 
-Attention of a method reads a few positions here and there, other ones for each KV head, and mostly
-those of the step before. Where the cache has memory for a part of the context only, the bank keeps
-what was used last, in units of a Selection's block of one KV head: of the two caches of HiP's
-offloading (Lee et al. 2024, arXiv 2406.09827, 3.3) the one of sparse attention, with its vector map
-from tokens to slots. A Program fetches what the bank lacks itself; it does not stop for that.
+Attention of a method reads scattered positions, different ones for each KV head, and mostly those
+of the step before. If memory holds only a part of the context, the bank keeps the most recently
+used units, each a Selection's block of one KV head. Of the two caches of HiP's offloading (Lee et
+al. 2024, arXiv 2406.09827, 3.3) it is the one of sparse attention, with its vector map from tokens
+to slots. A Program itself fetches what the bank lacks, without stopping.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from tamis.kv.types import KVTypes
 from tamis.model.hparams import HParams
 from tamis.platform.memory import huge_zeros
 
-LEAST_UNIT = 2  # positions, where single ones are chosen
+LEAST_UNIT = 2  # in positions, if single ones are selected
 
 
 def may_serve(op: ops.Op, constants: dict[str, Any]) -> bool:
-    """Whether an op is one of a single query that reads keys at given places."""
+    """Whether an op has one query and reads keys at given positions."""
     return (op is ops.ATTEND and constants["q_block"] == 1) or "places" in op.fields
 
 
@@ -33,9 +33,9 @@ def least(n_ctx: int) -> int:
 
 
 class TokenBank:
-    """n_page pages of rows, in which each KV head has slots; at least `least` of the context.
+    """A bank of n_page pages, in which each KV head has slots; at least `least` of the context.
 
-    unit: positions of a slot; 0: those of the first Selection that is recorded.
+    unit: positions of a slot; 0: those of the first recorded Selection.
     """
 
     def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, n_page: int, unit: int = 0) -> None:
@@ -54,7 +54,7 @@ class TokenBank:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What says which units there are: to be fetched before, and sent after `drop`."""
+        """The arrays of units in the bank: to be fetched before `drop`, and sent after it."""
         return (
             self._state,
             *(self._maps[name] for name in ("slots", "owner", "used") if self.unit),
@@ -62,27 +62,28 @@ class TokenBank:
 
     @property
     def state(self) -> np.ndarray:
-        """What kernels count in: see ops.BANK_STATE."""
+        """The counters of kernels: see ops.BANK_STATE."""
         return self._state
 
     @property
     def counted(self) -> tuple[int, int, int]:
-        """Units that were there when they were asked for, and that were not; bytes of the file."""
+        """The units found in the bank, those not found, and the bytes read from the file."""
         at = ops.BANK_STATE
         n_hit, n_miss, n_read = (int(self._state[i // 8]) for i in (at.n_hit, at.n_miss, at.n_read))
         return n_hit, n_miss, n_read
 
     def failed(self) -> bool:
-        """Whether units were not what was written since the last call."""
+        """Whether units read since the last call differed from what was written."""
         at = ops.BANK_STATE.n_bad // 8
         n_bad, self._state[at] = int(self._state[at]), 0
         return n_bad > 0
 
     @staticmethod
     def serves(program: Program, fields: dict[str, Any]) -> bool:
-        """Whether an op of one query can read a bank: where another one chooses its Selection.
+        """Whether an op of one query can read a bank: another op must select its positions.
 
-        Not where positions count, as in a layer with a window, nor where all or the last are read.
+        It cannot if order matters, as in a layer with a window, nor if all or the last ones are
+        read.
         """
         if fields.get("window", 0) or fields.get("stride", 1) != 1:
             return False
@@ -104,12 +105,14 @@ class TokenBank:
         layer: int,
         fetch: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
-        """Record that the units an op reads come to the bank; the op's fields as it reads them.
+        """Record that the units an op reads are fetched.
 
-        fetch: records the op that fetches what is missing, with fields that it is given.
+        Returns the fields with which it reads them.
+
+        fetch: records the op that fetches missing units, with the fields passed to it.
         """
         block, indices, scores = fields.get("block", 1), fields["indices"], "places" in op.fields
-        # A layer whose candidates are scored in the bank looks up twice a pass.
+        # A layer whose candidates are scored in the bank looks units up twice in a pass.
         self._n_call = max(self._n_call, self._hp.n_layer * (2 if scores else 1))
         rows = np.zeros(len(indices), np.int32)
         found = {name: self._maps[name] for name in ("slots", "missing", "n_missing")}
@@ -148,7 +151,7 @@ class TokenBank:
         return fields | read | {"indices": rows, "step": self._row_step}
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
-        """Record that a pass drops what it is about to write anew, before anything else of it."""
+        """Record, first in a pass, that the units which it will write again are dropped."""
         maps: dict[str, Any] = {name: self._maps[name] for name in ("slots", "owner", "used")}
         sizes: dict[str, Any] = {"n_layer": self._hp.n_layer, **self._sizes}
         program.add(
@@ -172,7 +175,7 @@ class TokenBank:
         slots[...] = -1
 
     def open(self, block: int) -> None:
-        """Make its units blocks of so many positions, where they have no size yet."""
+        """Set the size of units to a block's positions, if it is not set."""
         if self.unit:
             return
         hp, unit = self._hp, max(block, LEAST_UNIT)

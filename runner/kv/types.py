@@ -11,13 +11,13 @@ UNIT = 16
 
 
 class KVTypes(NamedTuple):
-    """The types of K and of V: of KV_TYPES."""
+    """The types of K and of V, both from KV_TYPES."""
 
     k: str = "f16"
     v: str = "f16"
 
     def check(self, head_dim: int) -> None:
-        """Raise ValueError where there is no such type, or none for rows of head_dim."""
+        """Raise ValueError if there is no such type, or none for rows of head_dim."""
         for name, type in zip(("type_k", "type_v"), self, strict=True):
             if type not in KV_TYPES:
                 raise ValueError(f"{name} is {type!r}, expected one of {', '.join(KV_TYPES)}")
@@ -33,7 +33,7 @@ class KVTypes(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """How much memory the KV cache may take, and where the rest of it is."""
+    """The memory limit of a KV cache, and where the rest of it is."""
 
     ram: int  # bytes
     folder: Path
@@ -41,15 +41,15 @@ class Tier(NamedTuple):
 
 
 class KVOptions(NamedTuple):
-    """The types of a session's KV cache, and where it is."""
+    """The types of a session's KV cache, and its location."""
 
     types: KVTypes
-    tier: Tier | None  # None: all in memory
-    vram: int | None = None  # bytes of a GPU's memory, the rest in the host's; None: all there
+    tier: Tier | None  # None: all of it in memory
+    vram: int | None = None  # bytes of a GPU's memory, the rest being in RAM; None: all on the GPU
 
 
 def kv_bytes(hp: HParams, n_ctx: int, types: KVTypes) -> int:
     """Bytes of the KV cache of all layers at n_ctx tokens."""
     n_page = -(-n_ctx // PAGE)
-    n_row = 2 if hp.latent.n_latent else 1  # a latent is key and value
+    n_row = 2 if hp.latent.n_latent else 1  # a latent is both key and value
     return types.row_bytes(hp.head_dim) // n_row * hp.n_layer * hp.n_head_kv * n_page * PAGE

@@ -1,7 +1,7 @@
-"""The file of a KV cache that memory has no room for: numbered units with checksums.
+"""The file of a KV cache that exceeds memory: numbered units with checksums.
 
-It has no name in its folder, so that it is gone with the process, however that ends. What is read
-is checked: a unit that is not what was written is an error and never a key.
+It has no name in its folder, so that it vanishes with the process in any case. Reads are checked: a
+unit that differs from what was written is an error and never used as keys.
 """
 
 import os
@@ -17,15 +17,15 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.platform.memory import evict_file, read_at_random
 
 CRC32C = KernelSpec(ops.CRC32C, ())
-MOST_BUFFERS = 1024  # of one call, as Linux has it
+MOST_BUFFERS = 1024  # in one call, the limit of Linux
 
 
 class KVFileError(RuntimeError):
-    """The disk has no room, or the file is not what was written; the message has the remedy."""
+    """The disk has no room, or the file was changed; the message has the remedy."""
 
 
 class KVFile:
-    """A nameless file in a folder. Raises OSError where none can be made there."""
+    """A nameless file in a folder. Raises OSError if none can be made there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,9 +56,9 @@ class KVFile:
             ) from error
 
     def _all(self, move: Callable[..., int], buffers: list[memoryview], at: int) -> bool:
-        """Call `move` until all bytes are moved; False where the file ends before.
+        """Call `move` until all bytes are moved; returns False if the file ends before.
 
-        A disk that is full takes a part first, and then fails; a signal cuts a call short.
+        A disk that is full accepts a part first, and then fails; a signal shortens a call.
         """
         n, size = 0, sum(map(len, buffers))
         while n < size:
@@ -70,30 +70,30 @@ class KVFile:
 
     @property
     def handle(self) -> int:
-        """The number that the system knows it by."""
+        """The file's descriptor."""
         return self._file.fileno()
 
     def damaged(self) -> KVFileError:
-        """The error of a file that somebody else wrote to."""
+        """The error of a file that another program wrote to."""
         return KVFileError(
             f"the KV cache's file in {self.folder} was changed: the context of this "
             "session is lost; start again (/reset) or load a saved one"
         )
 
     def drop_cached(self) -> None:
-        """Let the system drop its copies in memory, so that a measurement reads the disk."""
+        """Drop the system's cached copies, so that a measurement reads the disk."""
         os.fdatasync(self._file.fileno())
         evict_file(self._file.fileno())
 
     def close(self) -> None:
-        """Give back the space on disk."""
+        """Release the space on disk."""
         self._file.close()
 
 
 class Units:
     """A part of a file, from byte `start` on: n_unit units of `size` bytes.
 
-    Raises CompileError where there is no kernel for their checksums.
+    Raises CompileError if there is no kernel for their checksums.
     """
 
     def __init__(self, file: KVFile, start: int, n_unit: int, size: int) -> None:
@@ -102,7 +102,7 @@ class Units:
         shared().load([CRC32C])
 
     def write(self, first: int, pages: list[np.ndarray]) -> None:
-        """Units first .. from pages, each uint8 [n, size]. Raises KVFileError."""
+        """Write units from `first` on from pages, each uint8 [n, size]. Raises KVFileError."""
         self._file.write(self.start + first * self._size, [_bytes(page) for page in pages])
         for page in pages:
             rows = np.arange(len(page), dtype=np.int64)
@@ -110,7 +110,7 @@ class Units:
             first += len(page)
 
     def read(self, numbers: np.ndarray, memory: np.ndarray, places: np.ndarray) -> None:
-        """Units `numbers`, int64 ascending, to rows `places` of memory, uint8 [n, size].
+        """Read units `numbers`, int64 ascending, to rows `places` of memory, uint8 [n, size].
 
         Raises KVFileError.
         """
@@ -130,7 +130,7 @@ class Units:
 
 
 def checksums(memory: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """CRC-32C of rows, int64 [n], of memory, uint8 [.., size]: uint32 [n]. Other threads run."""
+    """CRC-32C of rows, int64 [n], of memory, uint8 [.., size]: uint32 [n]. Releases the GIL."""
     assert memory.flags.c_contiguous
     rows = np.ascontiguousarray(rows, np.int64)
     assert not len(rows) or 0 <= rows.min() <= rows.max() < len(memory)
@@ -146,7 +146,7 @@ def _bytes(units: np.ndarray) -> memoryview:
 
 
 def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
-    """What comes after the first n bytes."""
+    """The buffers without their first n bytes."""
     for i, buffer in enumerate(buffers):
         if n < len(buffer):
             return [buffer[n:], *buffers[i + 1 :]]
@@ -155,13 +155,13 @@ def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
 
 
 def _cuts(jumps: np.ndarray, n: int) -> list[tuple[int, int]]:
-    """The runs of n items, a new one after each jump."""
+    """The runs of n items; a new one begins after each jump."""
     ends = [*(np.flatnonzero(jumps) + 1).tolist(), n]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _parts(buffers: list[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
-    """As many buffers as one call takes, and how many bytes are before them."""
+    """Yield as many buffers as one call takes, and the number of bytes before them."""
     first = 0
     for i in range(0, len(buffers), MOST_BUFFERS):
         part = buffers[i : i + MOST_BUFFERS]

@@ -1,1 +1,1 @@
-"""What a model file holds: hyperparameters, tensors by name, RoPE frequencies, placement."""
+"""The content of a model file: hyperparameters, tensors by name, RoPE frequencies, placement."""

@@ -1,4 +1,4 @@
-"""What makes one vector of a text's rows: pooling, a projection, or a head that classifies."""
+"""Embeddings of whole texts from their rows: pooling, a projection, or a classification head."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tamis.formats.dequant import dequantize
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.strings import Strings
 
-# By the numbers that files have, and llama.h.
+# By the numbers of files and of llama.h.
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 
@@ -27,26 +27,26 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a file has for embeddings and for ranking."""
+    """The parts of a file for embeddings and for ranking."""
 
     arch: str
-    pooling: str | None  # one of POOLINGS; None: the file does not say
-    classifies: str  # how rows become the one that is classified: "mean", "cls" or "last"
+    pooling: str | None  # one of POOLINGS; None: the file names none
+    classifies: str  # the row that is classified: "mean", "cls" or "last"
     cls: Projection | None
     cls_norm: np.ndarray | None
     out: Projection | None
-    labels: tuple[str, ...]  # of what `out` gives
-    dense: tuple[Projection, ...]  # what embeddings are projected by
+    labels: tuple[str, ...]  # the labels of `out`'s elements
+    dense: tuple[Projection, ...]  # the projections of embeddings, in order
     eps: float
 
     @property
     def ranks(self) -> bool:
-        """Whether there is a head that classifies."""
+        """Whether there is a classification head."""
         return self.cls is not None or self.out is not None
 
     @property
     def pooling_or_mean(self) -> str:
-        """The file's pooling; "mean" where it has none."""
+        """The file's pooling; "mean" if it has none."""
         return self.pooling if self.pooling not in (None, "none") else "mean"
 
     def numbered(self, number: int) -> str:
@@ -60,17 +60,18 @@ class Heads:
         return POOLINGS[number]
 
     def check(self, pooling: str) -> None:
-        """Raise ValueError for a pooling that there is not, or not of this model."""
+        """Raise ValueError for an unknown pooling, or one that this model does not support."""
         if pooling not in POOLINGS:
             raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLINGS)}")
         if pooling == "rank" and not self.ranks:
             raise ValueError("this model has no head that ranks: its file has no cls tensors")
 
     def pooled(self, rows: np.ndarray, pooling: str) -> np.ndarray:
-        """What stands for a text, of its rows f32 [n_tok, n_embd].
+        """The embedding of a text from its rows f32 [n_tok, n_embd].
 
-        "mean", "cls" (the first), "last": f32 [n_embd]; "none": the rows; "rank": a score of each
-        label, f32 [n_label]. Embeddings are projected where the file says so. Raises ValueError.
+        "mean", "cls" (the first), "last": f32 [n_embd]; "none": the rows; "rank": a score for each
+        label, f32 [n_label]. Embeddings are projected if the file has projections. Raises
+        ValueError.
         """
         self.check(pooling)
         if pooling == "rank":
@@ -81,7 +82,7 @@ class Heads:
         return found
 
     def _ranked(self, rows: np.ndarray) -> np.ndarray:
-        """See llama.h's LLAMA_POOLING_TYPE_RANK."""
+        """The scores of a text's labels: see llama.h's LLAMA_POOLING_TYPE_RANK."""
         found = _one(rows, self.classifies)
         if self.cls is not None:
             found = self.cls.of(found)
@@ -104,7 +105,7 @@ def _one(rows: np.ndarray, pooling: str) -> np.ndarray:
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    """In its tanh form."""
+    """GELU in its tanh form."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 

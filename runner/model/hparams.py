@@ -1,4 +1,4 @@
-"""What a model's metadata says about its shape: read once, checked, never changed."""
+"""The shape of a model by its metadata: read once, checked, never changed."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from tamis.model.keys import ArchKeys, Key, Keys, declared
 
 LEAST_HEAD_DIM = 16  # elements that kernels read at once
 MAX_LAYER, MAX_EMBD, MAX_CTX = 1024, 1 << 18, 1 << 28
-# Kernels are compiled for these, and larger ones take longer: twice what any known model has.
+# Kernels are compiled for these sizes, and larger ones take longer: twice the largest known.
 MAX_HEAD_DIM, MAX_GROUP, MAX_EXPERT, MAX_EXPERT_USED = 1024, 128, 4096, 64
 
 
@@ -35,22 +35,23 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Ssm:
-    """Shapes of recurrent layers; what each counts is their architecture's."""
+    """The shapes of recurrent layers; the meaning of each depends on the architecture."""
 
     n_tap: int = 0  # of the convolution
-    n_inner: int = 0  # channels, or all heads' values
-    n_state: int = 0  # numbers a channel, or of a key
-    n_rank: int = 0  # of the time step (Mamba), or heads
+    n_inner: int = 0  # channels, or the values of all heads
+    n_state: int = 0  # elements of a channel's state, or of a key
+    n_rank: int = 0  # of the time step (Mamba), or the number of heads
     n_group: int = 0  # heads of keys
     n_key: int = 0  # elements of a head (Kimi Delta Attention)
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How experts are chosen and weighed, where the architecture reads the key for it."""
+    """How experts are selected and weighted, if the architecture reads the key for it."""
 
     score: str = ""  # as for MOE_ROUTE; "": the architecture's
-    norm: bool | None = None  # weights divided by their sum; None: as the architecture does
+    # whether weights are divided by their sum; None: the architecture's rule
+    norm: bool | None = None
     scale: float = 1.0  # of the weights
     n_group: int = 1  # of experts; 1: no groups
     n_group_used: int = 1
@@ -60,18 +61,18 @@ class Routing:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024, arXiv 2405.04434, 2.1): its widths.
 
-    What is kept of a token is its latent and one rotated key, which all heads share.
+    The KV cache holds, for each token, its latent and one rotated key, which all heads share.
     """
 
     n_latent: int = 0  # elements of a latent; 0: the model has no such layers
-    n_query: int = 0  # of what queries are made from; 0: from the rows themselves
-    n_key: int = 0  # of a head's query and key, the rotated ones included
-    n_value: int = 0  # of a head's value
+    n_query: int = 0  # width of the input of queries; 0: they are made from the rows directly
+    n_key: int = 0  # width of a head's query and key, including the rotated elements
+    n_value: int = 0  # width of a head's value
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What layers may differ in."""
+    """The sizes in which layers may differ."""
 
     n_head: int
     n_head_kv: int
@@ -80,36 +81,38 @@ class LayerShape:
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """What the KV cache of layers that differ in it cannot share."""
+        """The sizes that layers must share to share a KV cache."""
         return self.n_head, self.n_head_kv, self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """What chooses the keys of a model that is sparse by design (DeepSeek-V3.2, 2025, 2.1)."""
+    """The built-in selection of keys in a sparse model (DeepSeek-V3.2, 2025, 2.1)."""
 
     n_head: int = 0
     n_key: int = 0  # elements of a query or a key
-    top_k: int = 0  # positions that a token attends to, at most; 0: no indexer
-    block: int = 1  # positions that are chosen together
-    n_local: int = 0  # last blocks that are always chosen, where each head chooses for a KV head
-    first: int = 0  # layers before this one attend to all
+    top_k: int = 0  # the most positions that a token attends to; 0: there is no indexer
+    block: int = 1  # positions that are selected together
+    n_local: int = 0  # last blocks that are always selected, if each head selects for a KV head
+    first: int = 0  # layers before this one are dense
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
     """Attention to a window and to compressed entries (DeepSeek-V4): its widths.
 
-    An entry stands for a block of positions; each position is in the one that ends there, or later.
+    An entry stands for a block of positions; a position belongs to the entry of the block that ends
+    at or after it.
     """
 
-    ratios: tuple[int, ...] = ()  # positions of a block, a layer's; 0: the layer has none
-    n_head: int = 0  # of queries; hp.n_head has those of windows, then those of entries
+    # positions of a block, for each layer; 0: the layer has no entries
+    ratios: tuple[int, ...] = ()
+    n_head: int = 0  # query heads; hp.n_head counts those of windows, then those of entries
     width: int = 0  # of a head
-    n_query: int = 0  # of what queries are made from
-    n_group: int = 0  # of heads, that are brought to n_out elements each
+    n_query: int = 0  # width of the input of queries
+    n_group: int = 0  # groups of heads, each projected to n_out elements
     n_out: int = 0
-    rope_base: float = 0.0  # of layers with entries
+    rope_base: float = 0.0  # for layers with entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +120,21 @@ class Hyper:
     """Hyper-connections (Zhu et al. 2024, arXiv 2409.19606): residual streams of a token."""
 
     n_stream: int = 0  # 0: one, as usual
-    n_turn: int = 0  # normalisations of what streams are mixed by
+    n_turn: int = 0  # normalisations of the matrix that mixes streams
     eps: float = 0.0
-    magnitude: float = 2.0  # of what a layer's parts are added by
-    n_low: int = 0  # of what gates of streams are made from, where they are
+    magnitude: float = 2.0  # factor of the weights that add a part's output to the streams
+    n_low: int = 0  # width of the input of the streams' gates, if they have gates
 
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """Embeddings of the last few tokens together: rows of a table that their hashes choose."""
+    """Embeddings of n-grams: rows of a table, selected by hashes."""
 
-    layer: int = -1  # that adds them; -1: none
+    layer: int = -1  # the layer that adds them; -1: none
     n_gram: int = 0  # tokens, at most
-    n_each: int = 0  # rows of as many tokens
+    n_each: int = 0  # rows for each length of n-grams
     n_tap: int = 0  # of the convolution
-    eos: int = 0  # tokens before this one count for nothing
+    eos: int = 0  # tokens before the last one of this id are ignored
     n_row: int = 0  # of the table
     factors: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -140,7 +143,7 @@ class Ngrams:
 
 @dataclass(frozen=True, slots=True)
 class HParams:
-    """Shapes and constants of a model. Counts in elements; n_ctx_train in tokens."""
+    """The shapes and constants of a model. Counts in elements; n_ctx_train in tokens."""
 
     arch: str
     n_ctx_train: int
@@ -159,52 +162,52 @@ class HParams:
     n_expert_used: int
     n_ff_expert: int
     sliding_window: int
-    n_ff_shared: int = 0  # of the expert that all tokens read
-    recurrent: tuple[int, ...] = ()  # layers that have a state
+    n_ff_shared: int = 0  # width of the shared expert
+    recurrent: tuple[int, ...] = ()  # for each layer, whether it has a state
     ssm: Ssm = Ssm()
     routing: Routing = Routing()
     latent: Latent = Latent()
-    index_eps: float = 0.0  # of the norm of an indexer's keys
+    index_eps: float = 0.0  # epsilon of the norm of an indexer's keys
     indexer: Indexer = Indexer()
-    index_last: bool = False  # its heads' rotated elements are the last
+    index_last: bool = False  # whether the rotated elements of its heads are the last ones
     hyper: Hyper = Hyper()
     compressed: Compressed = Compressed()
     ngrams: Ngrams = Ngrams()
-    # What only some architectures have, read where their record names the key; 0: none of it.
-    clamp_experts: tuple[float, ...] = ()  # of gates, a layer's; 0: none
+    # What only some architectures have, read if their record names the key; 0: absent.
+    clamp_experts: tuple[float, ...] = ()  # limits of gates, for each layer; 0: none
     clamp_shared: tuple[float, ...] = ()
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     rope_base_swa: float = 0.0  # of sliding-window layers
-    full_every: int = 0  # layers of which one has attention; 0: unsaid
+    full_every: int = 0  # one of this many layers has attention; 0: not named
     temperature: tuple[int, float, float] = field(
         default=(0, 0.0, 0.0), repr=False
     )  # SCALE_BY_POSITION's
-    most_ctx: int = 0  # tokens that the graph is right for; 0: any
+    most_ctx: int = 0  # the longest context for which the graph is correct; 0: any
     swa_layers: tuple[int, ...] = ()  # 1: the layer has a window
-    rope_sections: tuple[int, ...] = ()  # rotary pairs of each kind
-    residual_scale: float = 0.0  # of what a layer's parts add; 0: 1
+    rope_sections: tuple[int, ...] = ()  # rotary pairs of each section
+    residual_scale: float = 0.0  # factor of what a layer's parts add; 0: 1
     embedding_scale: float = 0.0  # 0: 1
     logit_scale: float = 0.0  # 0: 1
     logit_softcap: float = 0.0  # cap: cap * tanh(logit / cap)
-    n_ctx_orig: int = 0  # beyond it LongRoPE has other factors
+    n_ctx_orig: int = 0  # context beyond which LongRoPE has other factors
     attention_softcap: float = 0.0  # of scores, likewise
     max_alibi_bias: float = 0.0  # ALiBi: see Model.slopes
-    # Where layers differ, the shape of each; n_head, n_head_kv and head_dim are then those of
-    # layers without a window, n_ff is the largest.
+    # If layers differ, the shape of each; n_head, n_head_kv and head_dim are then those of layers
+    # without a window, n_ff is the largest.
     layers: tuple[LayerShape, ...] = ()
-    one_cache: bool = False  # of the most heads that any layer has
+    one_cache: bool = False  # one KV cache with as many heads as any layer has
     nope_layers: tuple[int, ...] = ()  # without rotary positions
     n_token_type: int = 0  # rows of token_types
-    n_rot_swa: int = 0  # of layers with a window; 0: n_rot
-    n_layer_kv: int = 0  # later ones read their keys; 0: all have own
+    n_rot_swa: int = 0  # of sliding-window layers; 0: n_rot
+    n_layer_kv: int = 0  # later layers read the KV cache of earlier ones; 0: all have their own
     n_embd_layer: int = 0  # width of each layer's own embeddings
-    clamp_qkv: float = 0.0  # of Q, K and V
-    gate_least: float = 0.0  # of Kimi Delta Attention's decays
+    clamp_qkv: float = 0.0  # limit of Q, K and V; 0: none
+    gate_least: float = 0.0  # lower bound of the decays of Kimi Delta Attention
     yarn_log: float = 0.0  # a tenth of YaRN's mscale_all_dim
-    n_hash: int = 0  # first layers whose experts a token's id chooses
-    parallel: bool = False  # both parts of a layer read what it reads
-    activation: str = ""  # of gates, as the file names it
-    declared: ArchKeys | None = None  # what its architecture declares
+    n_hash: int = 0  # first layers whose experts are selected by the token's id
+    parallel: bool = False  # both parts of a layer read the layer's input
+    activation: str = ""  # of gates, in the file's name
+    declared: ArchKeys | None = None  # the values of the keys that its architecture declares
 
     def keys(self, kind: type[Keys]) -> Keys:
         """The values of the keys that the model's architecture declares as this record."""
@@ -213,11 +216,11 @@ class HParams:
 
     @property
     def group(self) -> int:
-        """Query heads that share one KV head."""
+        """The number of query heads that share one KV head."""
         return self.n_head // self.n_head_kv
 
     def of(self, layer: int) -> "HParams":
-        """The shape of a layer."""
+        """The shape of a layer, as hyperparameters."""
         if not self.layers:
             return self
         own = self.layers[layer]
@@ -230,25 +233,25 @@ class HParams:
         )
 
     def has_own_heads(self, layer: int) -> bool:
-        """Whether the heads of a layer, which has a window, are others than the model's."""
+        """Whether a layer with a window has other heads than the model's."""
         own = self.n_head, self.n_head_kv, self.head_dim
         return bool(self.layers) and self.layers[layer].heads != own and not self.padded
 
     @property
     def padded(self) -> bool:
-        """Whether a layer's heads lie among those of the KV cache, which has more or wider ones."""
+        """Whether the KV cache has more or wider heads than a layer, which uses some of them."""
         own = self.n_head, self.n_head_kv, self.head_dim
         return self.one_cache or (
             bool(self.layers) and all(layer.heads != own for layer in self.layers)
         )
 
     def of_cache(self, layer: int) -> "HParams":
-        """The shape that a layer has, with the heads that its KV cache has."""
+        """The shape of a layer with the heads of its KV cache."""
         return self if self.padded else self.of(layer)
 
     @property
     def kinds(self) -> tuple["HParams", ...]:
-        """The model's shape, and that of layers with heads of their own, where there are some."""
+        """The model's shape, and that of layers with other heads, if there are any."""
         apart = next(filter(self.has_own_heads, range(len(self.layers))), None)
         return (self,) if apart is None else (self, self.of(apart))
 
@@ -256,7 +259,7 @@ class HParams:
     def head_dim_indexed(self) -> int:
         """Elements of a head of a KV cache whose rows end with an indexer's keys.
 
-        Those lie behind the elements that are rotated, unless they are as wide as a row.
+        Those keys come after the rotated elements, unless they are as wide as a row.
         """
         n_key, n = self.indexer.n_key, LEAST_HEAD_DIM
         if n_key == self.head_dim and n_key % n == 0:
@@ -275,17 +278,17 @@ class HParams:
 
     @property
     def n_stream(self) -> int:
-        """Residual streams of a token, 0 where there is no more than one."""
+        """The number of residual streams of a token, 0 if there is only one."""
         return self.hyper.n_stream
 
     @property
     def n_low(self) -> int:
-        """Width of what gates of residual streams are made from."""
+        """The width of the input of the residual streams' gates."""
         return self.hyper.n_low
 
     @property
     def n_hashed(self) -> int:
-        """Rows of the table that hashes of tokens choose from."""
+        """The number of rows in the table of n-gram embeddings."""
         return self.ngrams.n_row
 
     @property
@@ -295,7 +298,7 @@ class HParams:
 
     @property
     def scale(self) -> float:
-        """What scores of attention are multiplied by."""
+        """The scale of attention scores."""
         return self.attention_scale or self.head_dim**-0.5
 
     @staticmethod
@@ -310,10 +313,10 @@ class HParams:
     ) -> "HParams":
         """Read and check the hyperparameters. Raises GGUFError naming the key.
 
-        keys: those of OPTIONAL_KEYS that this architecture reads. refused: those that it has in
-        llama.cpp, but not here: an error where they have an effect. nonzero: those that are an
-        error where the file says 0. full_first: of layers that a period of windows is given for,
-        the first has none, else the last. declares: the record of the architecture's own keys.
+        keys: those of OPTIONAL_KEYS that this architecture reads. refused: keys that it has in
+        llama.cpp, but not here: an error if they have an effect. nonzero: keys that are an error if
+        the file says 0. full_first: if a period of windows is given, whether its first layer has no
+        window, rather than its last. declares: the record of the architecture's own keys.
         """
         reader = _Reader(file, keys, full_first=full_first, declares=declares)
         reader.refuse(refused)
@@ -325,24 +328,25 @@ class HParams:
 BASE_SWA = "rope.freq_base_swa"
 SECTIONS = "rope.dimension_sections"
 PATTERN = "attention.sliding_window_pattern"
-LAYER_NORM_EPS = "attention.layer_norm_epsilon"  # instead of that of root mean squares
+LAYER_NORM_EPS = "attention.layer_norm_epsilon"  # replaces the epsilon of RMS norms
 PARALLEL = "use_parallel_residual"
-# Where an architecture names these, heads and feed-forward parts may differ between layers.
+# If an architecture names these, heads and feed-forward parts may differ between layers.
 HEAD_SWA, ROT_SWA = "attention.key_length_swa", "rope.dimension_count_swa"
-HEADS_EACH = "attention.head_count"  # that of each layer
-SHARED_KV = "attention.shared_kv_layers"  # how many layers read the keys of others
+HEADS_EACH = "attention.head_count"  # for each layer
+SHARED_KV = "attention.shared_kv_layers"  # the number of layers that read another layer's KV cache
 EMBD_LAYER = "embedding_length_per_layer_input"
-# Which layers have rotary positions; whether any has.
+# Which layers have rotary positions; and whether any has.
 ROPE_PATTERN, FINETUNED = "attention.rope_pattern", "rope.scaling.finetuned"
-CTX_ORIG = "rope.scaling.original_context_length"  # from which on LongRoPE has other factors
+# the context beyond which LongRoPE has other factors
+CTX_ORIG = "rope.scaling.original_context_length"
 RMS_EPS = "attention.layer_norm_rms_epsilon"
-# Where YaRN's ramp begins and ends, and how much of it there is.
+# The beginning and the end of YaRN's ramp, and its strength.
 YARN = tuple(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "beta_fast", "beta_slow"))
 FULL_EVERY = "full_attention_interval"
 HEAT = "attention.temperature_scale"
 GATE_LEAST = "kda.gate_lower_bound"
 ACTIVATION = "hidden_activation"
-# And those that are one number each, with the field of HParams.
+# And the keys of one number each, with the field of HParams.
 NUMBERS = {
     BASE_SWA: "rope_base_swa",
     "attention.scale": "attention_scale",
@@ -358,14 +362,14 @@ NUMBERS = {
     GATE_LEAST: "gate_least",
 }
 SCORE, NORM, SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
-LATENT = "attention.kv_lora_rank"  # and the other widths of latent attention
+LATENT = "attention.kv_lora_rank"  # stands also for the other widths of latent attention
 TOP_K = "attention.indexer.top_k"
-STREAMS = "hyper_connection.count"  # and what else is of them
+STREAMS = "hyper_connection.count"  # stands also for the other keys of residual streams
 INDEX_BLOCK, INDEX_LOCAL = "attention.indexer.block_size", "attention.indexer.local_blocks"
-DENSE_LEAD = "leading_dense_block_count"  # layers without an indexer, before those that have one
-KPOOL = "attention.indexer.kpool"  # neighbours whose keys of an indexer are pooled
+DENSE_LEAD = "leading_dense_block_count"  # the number of first layers without an indexer
+KPOOL = "attention.indexer.kpool"  # neighbours whose indexer keys are pooled
 RATIOS = "attention.compress_ratios"
-# Of embeddings of several tokens, and what else is of them; of gates of residual streams.
+# Keys of n-gram embeddings (the first stands for all), and of the gates of residual streams.
 NGRAM_LAYERS, LOW_RANK = "ple.layers", "hyper_connection.low_rank"
 # Of attention to compressed entries: see Compressed.
 OUT_GROUPS, OUT_RANK = "attention.output_group_count", "attention.output_lora_rank"
@@ -380,13 +384,13 @@ OPTIONAL_KEYS = {
     *(RATIOS, OUT_GROUPS, OUT_RANK, BASE_ENTRIES, NGRAM_LAYERS, LOW_RANK),
     *(HEAD_SWA, HEADS_EACH, ROT_SWA, SHARED_KV, EMBD_LAYER, ROPE_PATTERN, FINETUNED),
 }
-SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # what the file's number stands for
-MAX_EXPERT_GROUP = 32  # that a kernel chooses from
+SCORES = ("", "softmax", "sigmoid", "chosen", "softplus")  # the meaning of the file's number
+MAX_EXPERT_GROUP = 32  # the limit of the kernel
 MAX_STREAM = 16
 
 
 class UnsupportedKey(ValueError):
-    """A key's value that an architecture has no graph for."""
+    """A key has a value that no graph of the architecture supports."""
 
     def __init__(self, key: str, what: str) -> None:
         super().__init__(f"{key} {what}")
@@ -410,14 +414,14 @@ class _Reader:
         self._arch: str = file.get("general.architecture", str)
 
     def refuse(self, keys: Collection[str]) -> None:
-        """Raise GGUFError where one of these keys has a value that is not 0."""
+        """Raise GGUFError if one of these keys has a value other than 0."""
         for key in keys:
             value = self._file.metadata.get(f"{self._arch}.{key}")
             if value is not None and np.any(np.asarray(value) != 0):
                 self._fail(key, f"is {value!r}, which is not supported; only 0 is")
 
     def refuse_zero(self, keys: Collection[str]) -> None:
-        """Raise GGUFError where the file has one of these keys, and it is 0."""
+        """Raise GGUFError if the file has one of these keys with the value 0."""
         for key in keys:
             value = self._file.metadata.get(f"{self._arch}.{key}")
             if value is not None and not np.any(np.asarray(value) != 0):
@@ -497,18 +501,18 @@ class _Reader:
         )
 
     def _option(self, key: str, most: int) -> int:
-        """A number that only some architectures read; 0 where this one does not."""
+        """A number that only some architectures read; 0 if this one does not."""
         return self._count(key, most, default=0, least=0) if key in self._keys else 0
 
     def _n_rot(self, head_dim: int) -> int:
-        """Elements of a head that are rotated, where there are heads."""
+        """The number of rotated elements of a head, if there are heads."""
         if not self._attends():
             return head_dim
         n_rot = self._count("rope.dimension_count", head_dim, default=head_dim, least=0)
         return n_rot - n_rot % 2
 
     def _n_rot_swa(self, head_dim: int) -> int:
-        """What the file says of layers with a window, where it has any; 0: nothing."""
+        """The file's n_rot of sliding-window layers; 0: none."""
         windows = self._count("attention.sliding_window", MAX_CTX, default=0, least=0)
         if not windows and ROT_SWA not in self._keys:
             return 0
@@ -516,7 +520,7 @@ class _Reader:
         return n_rot - n_rot % 2
 
     def _flag(self, key: str) -> bool:
-        """Whether this architecture reads the key, and it is set."""
+        """Whether this architecture reads the key, and the file sets it."""
         return key in self._keys and bool(self._get(key, bool, False))
 
     def _numbers(self) -> dict[str, Any]:
@@ -554,24 +558,24 @@ class _Reader:
         return n_head, n_head_kv, head_dim
 
     def _attends(self) -> bool:
-        """Whether there is a layer with attention."""
+        """Whether any layer has attention."""
         return any(".attn_output" in name for name in self._file.tensors)
 
     def _n_layer(self) -> int:
-        """The layers that logits come from: those behind them predict further tokens."""
+        """The number of layers that lead to the logits; those behind predict further tokens."""
         n_layer = self._count("block_count", MAX_LAYER)
         n_after = self._count("nextn_predict_layers", n_layer - 1, default=0, least=0)
         return n_layer - n_after
 
     def _n_ff_shared(self) -> int:
-        """The rows of the first one: what keys say of it, architectures read in several ways."""
+        """The rows of the first shared expert's tensor: architectures use its key differently."""
         for name, tensor in self._file.tensors.items():
             if name.endswith("ffn_up_shexp.weight"):
                 return tensor.shape[-1]
         return 0
 
     def _routing(self, n_expert: int) -> Routing:
-        """Raises GGUFError for groups that do not divide the experts."""
+        """The routing of experts. Raises GGUFError for groups that do not divide the experts."""
         n_group = self._count("expert_group_count", n_expert, default=0, least=0)
         n_used = self._count("expert_group_used_count", n_expert, default=0, least=0)
         if n_group > 1 and (n_expert % n_group or n_group > MAX_EXPERT_GROUP):
@@ -595,7 +599,7 @@ class _Reader:
         )
 
     def _clamps(self, key: str) -> tuple[float, ...]:
-        """One a layer; () where no gate is clamped."""
+        """The gates' limits, one for each layer; () if no gate is clamped."""
         value = self._file.metadata.get(f"{self._arch}.{key}") if key in self._keys else None
         n_layer = self._n_layer()
         if isinstance(value, float | int):
@@ -607,12 +611,12 @@ class _Reader:
         return tuple(map(float, value[:n_layer]))
 
     def _key_of_shared_clamps(self) -> str:
-        """Of models with pooled keys, that of experts where the file has no other."""
+        """The key of shared experts' limits; some files have only that of experts."""
         said = f"{self._arch}.{CLAMPS_SHARED}" in self._file.metadata
         return CLAMPS if KPOOL in self._keys and not said else CLAMPS_SHARED
 
     def _temperature(self) -> tuple[int, float, float]:
-        """From how many tokens on queries grow, by what, and what is added to positions."""
+        """The temperature's step in tokens, its scale, and its offset of positions."""
         scale = self._number(HEAT, 0.0, 1e6, default=0.0) if HEAT in self._keys else 0.0
         if not scale:
             return 0, 0.0, 0.0
@@ -650,7 +654,10 @@ class _Reader:
         )
 
     def _ngrams(self) -> Ngrams:
-        """Raises GGUFError for more layers than one, and for rows that the table has not."""
+        """The n-gram embeddings.
+
+        Raises GGUFError for more than one layer, and for rows beyond the table.
+        """
         layers = self._integers(NGRAM_LAYERS, 0) if NGRAM_LAYERS in self._keys else ()
         if not layers:
             return Ngrams()
@@ -681,7 +688,7 @@ class _Reader:
         )
 
     def _integers(self, key: str, least: int) -> tuple[int, ...]:
-        """The first numbers of a list of at least as many; all of it where `least` is 0."""
+        """At least `least` first numbers of a list; all of it if `least` is 0."""
         value = self._file.metadata.get(f"{self._arch}.{key}")
         if value is None and least == 0:
             return ()
@@ -721,7 +728,10 @@ class _Reader:
         )
 
     def _width(self, key: str) -> int:
-        """A width of latent attention, 0: unsaid. Raises GGUFError where windows have another."""
+        """A width of latent attention, 0: not named.
+
+        Raises GGUFError if windows have another one.
+        """
         n = self._count(key, MAX_HEAD_DIM, default=0, least=0)
         swa = self._count(f"{key}_swa", MAX_HEAD_DIM, default=0, least=0)
         if swa not in (0, n):
@@ -729,16 +739,16 @@ class _Reader:
         return n
 
     def _layers_may_differ(self) -> bool:
-        """Whether the architecture reads the shape of each layer, and the file may have several."""
+        """Whether the architecture reads each layer's shape, so that layers may differ."""
         keys = (HEADS_EACH, "attention.head_count_kv", "feed_forward_length")
         found = (self._file.metadata.get(f"{self._arch}.{key}") for key in keys)
         lists = any(isinstance(value, np.ndarray) for value in found)
         return HEAD_SWA in self._keys or (HEADS_EACH in self._keys and lists)
 
     def _layers(self, n_embd: int) -> tuple[LayerShape, ...]:
-        """The shape of each layer, where a file may give one value a layer.
+        """The shape of each layer, if a file may have one value per layer.
 
-        Layers without attention are given the heads of another one.
+        Layers without attention get the heads of another one.
         """
         least = 0 if HEADS_EACH in self._keys else 1
         n_head = self._each(HEADS_EACH, MAX_EMBD, least=least)
@@ -781,7 +791,7 @@ class _Reader:
     def _heads_of_cache(
         self, n_embd: int, layers: Sequence[LayerShape]
     ) -> tuple[int, int, int, bool]:
-        """Heads, KV heads and elements of a head, and whether one KV cache holds unlike layers."""
+        """Heads, KV heads and head width, and whether one KV cache holds layers that differ."""
         full, others = self._kinds_of_heads(layers)
         odd = len(full | others) > 1 and any(own.head_dim % LEAST_HEAD_DIM for own in layers)
         if max(len(full), len(others)) > 1 or odd:
@@ -789,7 +799,7 @@ class _Reader:
         return *(next(iter(full or others)) if layers else self._heads(n_embd)), False
 
     def _most_heads(self, layers: Sequence[LayerShape]) -> tuple[int, int, int]:
-        """Heads, KV heads and elements of a head that any layer's lie among.
+        """Heads, KV heads and head width of a KV cache that holds any layer's heads.
 
         Raises GGUFError for heads of several widths.
         """
@@ -815,7 +825,7 @@ class _Reader:
         return kind(**values)
 
     def _floats(self, of: Key) -> list[float]:
-        """A number of each layer, of a key without the architecture; or one for all."""
+        """One number per layer, from a key without the architecture's name; or one for all."""
         n_layer, key = self._n_layer(), of.name
         value = self._file.metadata.get(key)
         found = np.full(n_layer, value) if isinstance(value, float | int) else value
@@ -846,7 +856,7 @@ class _Reader:
     def _each(
         self, key: str, most: int, default: Sequence[int] | None = None, *, least: int = 1
     ) -> list[int]:
-        """A number of each layer: of a file that gives one for all, that one."""
+        """One number per layer; a file with a single number has the same for all."""
         n_layer, value = self._n_layer(), None
         found = self._file.metadata.get(f"{self._arch}.{key}")
         if isinstance(found, np.ndarray):
@@ -859,7 +869,7 @@ class _Reader:
         return [self._count(key, most, least=least)] * n_layer
 
     def _recurrent(self) -> tuple[int, ...]:
-        """The layers that the file calls recurrent, or that have no heads of keys."""
+        """The layers that the file calls recurrent, or that have no KV heads."""
         n_layer = self._n_layer()
         for key, means in (
             ("attention.recurrent_layers", True),
@@ -873,7 +883,10 @@ class _Reader:
         return ()
 
     def _swa_layers(self) -> tuple[int, ...]:
-        """Of a file that lists them; one that gives a period has the architecture's."""
+        """The layers with a window, if the file lists them.
+
+        For a period the architecture's rule holds.
+        """
         value = self._file.metadata.get(f"{self._arch}.{PATTERN}") if PATTERN in self._keys else ()
         n_layer = self._n_layer()
         if isinstance(value, int) and not isinstance(value, bool):
@@ -901,7 +914,8 @@ class _Reader:
             )
         if kind == "longrope" and CTX_ORIG not in self._keys:
             self._fail("rope.scaling.type", "longrope is not supported for this architecture")
-        old = self._number("rope.scale_linear", 0.0, 1e6, default=0.0)  # of the first files
+        # the name in the first files
+        old = self._number("rope.scale_linear", 0.0, 1e6, default=0.0)
         factor = self._number("rope.scaling.factor", 0.0, 1e6, default=old) or 1.0
         attn_factor = self._number("rope.scaling.attn_factor", 0.0, 1e6, default=1.0)
         if kind == "none" or (kind == "linear" and factor == 1.0):
@@ -943,8 +957,8 @@ class _Reader:
         if value is None:
             self._file.get(name, int)  # raises the error for a missing key
         if isinstance(value, np.ndarray | Strings):
-            # Some files give one value a layer; a model whose layers differ is not supported.
-            # 0: a layer that has none of what is counted.
+            # Some files have one value per layer; a model whose layers differ is not supported. 0:
+            # the layer has none.
             found = set(map(int, value)) - {0}
             if len(found) > 1:
                 self._fail(key, "differs between layers, which is not supported")

@@ -3,24 +3,24 @@
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
-UNLIMITED = 1e12  # of numbers that are not counts
+UNLIMITED = 1e12  # for numbers that are not counts
 
 
 class Key(NamedTuple):
-    """A key of the file, and what it may be: a number from low to high, or one for each layer."""
+    """A key of the file and its range: a number from low to high, or one for each layer."""
 
     name: str  # without the architecture
     low: float
     high: float
-    default: float | None  # None: a file without the key is refused
+    default: float | None  # None: the key is required
     each_layer: bool = False  # a tuple; the key has no architecture in front of it
 
 
 @dataclass(frozen=True, slots=True)
 class ArchKeys:
-    """Base of the keys of one architecture: a dataclass whose fields are made by `key`.
+    """The base of an architecture's record of keys: a dataclass whose fields are made by `key`.
 
-    A field of type int is a count, one of float a number, and a tuple a number for each layer.
+    A field of type int is a count, one of float a number, and a tuple has a number for each layer.
     """
 
 

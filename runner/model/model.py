@@ -1,4 +1,4 @@
-"""A loaded model as the forward pass needs it: shape, architecture, weights, rotary frequencies."""
+"""A loaded model for the forward pass: shape, architecture, weights, rotary frequencies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model's graph asks of a workspace, for each row of a chunk."""
+    """The buffers that a model's graph needs, for each row of a chunk."""
 
     rows: Mapping[str, int] = field(default_factory=dict)  # bytes of a row of each named buffer
     states: Mapping[tuple[int, str], tuple[int, ...]] = field(
         default_factory=dict
     )  # by layer, name
-    n_in: int = 0  # elements of the widest row that a product reads
-    # Of products with matrices that rows choose: elements of the widest row, most that a row
-    # chooses, most that there are.
+    n_in: int = 0  # width of the widest row that a product reads
+    # Of products whose matrices are selected by rows: the widest row, the most matrices of a row,
+    # and their number.
     experts: tuple[int, int, int] = (0, 0, 0)
-    kv_layers: tuple[int, ...] = ()  # layers that append keys: no other has a KV cache
+    kv_layers: tuple[int, ...] = ()  # layers that append keys, and so have a KV cache
 
 
 def own_window(hp: HParams, arch: Arch, layer: int) -> int:
-    """A layer's sliding window in tokens, or the width of its chunks; 0: it has none."""
+    """A layer's sliding window in tokens, or the size of its chunks; 0: none."""
     at = layer if arch.full_first else layer + 1
     has_window = hp.swa_layers[layer] if hp.swa_layers else at % arch.full_attention_every
     return hp.sliding_window if has_window else 0
@@ -40,16 +40,17 @@ def own_window(hp: HParams, arch: Arch, layer: int) -> int:
 
 @dataclass(frozen=True)
 class Model:
-    """Fixed and loaded data of a model, shared by all sessions."""
+    """The fixed and loaded data of a model, shared by all sessions."""
 
     hp: HParams
     arch: Arch
     weights: Weights
-    ropes: tuple[RopeFrequencies, ...]  # of full layers; of sliding-window layers where they differ
-    heads: "Heads"  # for what stands for a whole text
+    # of full layers; then of sliding-window layers if they differ
+    ropes: tuple[RopeFrequencies, ...]
+    heads: "Heads"  # for embeddings of whole texts
     needs: Needs = Needs()
     control: Mapping[int, np.ndarray] = field(default_factory=dict)  # by layer, f32 [1, n_embd]
-    adapters: str = ""  # what tells this model from the file's own, "" for that
+    adapters: str = ""  # identifies the adapters of this model, "" for none
 
     @property
     def rope(self) -> RopeFrequencies:
@@ -64,7 +65,7 @@ class Model:
         return own_window(self.hp, self.arch, layer)
 
     def rope_of(self, layer: int) -> int:
-        """Which of `ropes` a layer's queries and keys are rotated by."""
+        """The index in `ropes` of the frequencies of a layer's queries and keys."""
         return len(self.ropes) - 1 if self._window(layer) else 0
 
     @property
@@ -81,7 +82,7 @@ class Model:
 
     @cached_property
     def slopes(self) -> np.ndarray | None:
-        """What each head's scores lose by a position of distance, f32 [n_head]; None: nothing.
+        """ALiBi's slopes, by which scores fall per position of distance, f32 [n_head]; None: none.
 
         Press et al. 2021 (arXiv 2108.12409): a geometric sequence for a power of two of heads, and
         every second one of the next power's for the others.
@@ -96,23 +97,23 @@ class Model:
 
     @property
     def has_score_mod(self) -> bool:
-        """Whether attention is more than a softmax of products over what came before."""
+        """Whether attention differs from a softmax of products over earlier positions."""
         return self.slopes is not None or self.hp.attention_softcap > 0
 
     @property
     def norms_output(self) -> bool:
-        """Whether the last layer's rows are normed: those of some encoders are already."""
+        """Whether the head reads normed rows: some encoders' last rows are normed already."""
         if not self.arch.norms_output:
             return False
         return not self.arch.is_encoder or self.weights.output_norm.name != "token_embd_norm"
 
     def is_nope(self, layer: int) -> bool:
-        """Whether a layer's queries and keys are left as they are."""
+        """Whether a layer's queries and keys are not rotated."""
         every = self.arch.nope_every
         full = self.arch.nope_full and not self.window(layer)
         full = full or layer in self.hp.nope_layers
         return full or (every > 0 and (layer + 1) % every == 0)
 
     def frequencies(self, layer: int) -> RopeFrequencies:
-        """What a layer's queries and keys are rotated by."""
+        """The rotary frequencies of a layer's queries and keys."""
         return self.ropes[self.rope_of(layer)]

@@ -1,7 +1,7 @@
-"""Which device runs which layers: all on one, or the first layers on the CPU and the last on a GPU.
+"""Placement of layers: all on one device, or the first on the CPU and the last on a GPU.
 
-The token embedding is where the first layers would be: on the CPU, unless all is on the GPU. Keys,
-values and attention of a GPU's layers are there too, or on the CPU.
+The token embedding is on the CPU, unless everything is on the GPU. The KV cache and attention of a
+GPU's layers are on the GPU, too, or on the CPU.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from tamis.model.weights import Weights
 
 
 class Place(NamedTuple):
-    """A device and what of the model runs there."""
+    """A device and the parts of the model that run there."""
 
     backend: Backend
     layers: range
     embedding: bool  # whether the token embedding is there
     output: bool  # whether the output head is there
-    host: Backend | None = None  # of another device than the CPU: the CPU
+    host: Backend | None = None  # the CPU's backend, if the device is another one
 
     @property
     def device(self) -> str:
@@ -40,11 +40,11 @@ class Place(NamedTuple):
 
     @property
     def runners(self) -> dict[str, Backend]:
-        """What it runs on, by device: the layers' first, then that of their KV cache."""
+        """Its backends by device: that of the layers first, then that of their KV cache."""
         return {side.name: side for side in self.backend.sides}
 
     def with_kv_on_host(self) -> "Place":
-        """The same layers, with keys, values and attention on the CPU."""
+        """The same layers, with KV cache and attention on the CPU."""
         if self.host is None:
             return self
         from tamis.jit_kernels.backends.split import SplitBackend
@@ -52,13 +52,13 @@ class Place(NamedTuple):
         return self._replace(backend=SplitBackend(self.backend, self.host), host=None)
 
     def n_kv_layer(self, model: Model) -> int:
-        """How many of its layers have a KV cache."""
+        """The number of its layers that have a KV cache."""
         return sum(layer in self.layers for layer in model.kv_layers)
 
     def kv_shapes(self, model: Model) -> list[tuple[HParams, list[int]]]:
-        """Shapes of models of its layers with a KV cache, those with like heads together.
+        """The shapes of its layers with a KV cache, grouped by equal heads.
 
-        And which of all its layers with a KV cache these are, counted from 0.
+        Each comes with the indices of its layers among all of these, counted from 0.
         """
         own = [layer for layer in model.kv_layers if layer in self.layers]
         apart = [i for i, layer in enumerate(own) if model.hp.has_own_heads(layer)]
@@ -76,16 +76,17 @@ class Place(NamedTuple):
 
 
 def on_one_device(backend: Backend, n_layer: int, host: Backend | None = None) -> tuple[Place, ...]:
-    """All of a model on one device."""
+    """The placement of a whole model on one device."""
     return (Place(backend, range(n_layer), True, True, host),)
 
 
 def on_two_devices(
     cpu: Backend, gpu: Backend, n_layer: int, n_gpu_layers: int
 ) -> tuple[Place, ...]:
-    """The last n_gpu_layers layers on a GPU, as in llama.cpp.
+    """The placement of the last n_gpu_layers layers on a GPU, as in llama.cpp.
 
-    More than n_layer, or fewer than 0: all of them and the output. As many: the output stays.
+    More than n_layer, or fewer than 0: all layers and the output. Exactly n_layer: the output stays
+    on the CPU.
     """
     if n_gpu_layers == 0:
         return on_one_device(cpu, n_layer)
@@ -99,7 +100,7 @@ def on_two_devices(
 
 
 def devices(places: Sequence[Place]) -> dict[str, Backend]:
-    """All that places run on."""
+    """The backends of all places, by device."""
     return {device: runner for place in places for device, runner in place.runners.items()}
 
 

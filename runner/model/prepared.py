@@ -1,11 +1,11 @@
-"""Weights in strips on disk: written once, mapped by every process that loads the same model.
+"""Prepared weights (strips) on disk: written once, mapped by every process of the same model.
 
-A file has its name only when all of it is on the disk; until then it is a model's unfinished one,
-which the next process goes on with. It begins with a header whose digest is checked, as are the
-file's size and samples of each matrix; one that does not pass is written anew. Each unit of the
-strips has a checksum too: a thread checks them all once they are mapped, and they are checked again
-where logits are not finite. A file that does not pass then is removed, and the model's next step is
-an error that names it. Writing is a favour: where it fails, the copies in memory serve as before.
+A file gets its name only when all of it is on disk; until then it is an unfinished one, which the
+next process continues. It begins with a header whose digest is checked, as are the file's size and
+samples of each matrix; a file that fails is written anew. Each unit of the strips has a checksum,
+too: a thread checks them all once they are mapped, and they are checked again if logits are not
+finite. A file that fails then is removed, and the model's next step is an error that names it.
+Writing is optional: if it fails, the copies in memory serve as before.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ LEAST = 512 << 20  # bytes of strips: fewer are copied within half a second
 MOST = 64 << 30  # bytes of all files in the folder, unless the caller names a number
 SUFFIX, UNFINISHED = ".strips", ".unfinished"
 SPARE = 1 << 30  # bytes of the disk that stay free
-PART = 16 << 20  # bytes that are written, and become the file's pages, at a time
+PART = 16 << 20  # bytes that are written, and then mapped from the file, at a time
 UNIT = 4 << 20  # bytes that have a checksum of their own
 _MAGIC = b"tamis strips 2\n\0"
 _PAGE, _MAX_HEADER = 4096, 1 << 24
@@ -44,25 +44,25 @@ def default_folder() -> Path:
 
 
 class Prepared(NamedTuple):
-    """The file of one model's strips, whether it is there or not."""
+    """The file of one model's strips, which may not exist."""
 
     path: Path
-    spans: Sequence[tuple[int, int]]  # of each matrix: where its strips begin, how many bytes
+    spans: Sequence[tuple[int, int]]  # for each matrix: the offset of its strips, and their bytes
     n_bytes: int  # of all strips
     most: int  # bytes of all files in the folder
-    model: str  # path of the model, for people
+    model: str  # the model's path, for messages
 
     @staticmethod
     def of(
         folder: Path, key: bytes, spans: Sequence[tuple[int, int]], most: int, model: str
     ) -> "Prepared":
-        """The file of a key, which tells model, layout and matrices."""
+        """The file of a key that identifies model, layout and matrices."""
         name = hashlib.sha256(key + repr(list(spans)).encode()).hexdigest()[:32]
         n_bytes = max((start + size for start, size in spans), default=0)
         return Prepared(folder / f"{name}{SUFFIX}", spans, n_bytes, most, model)
 
     def map(self) -> np.ndarray | None:
-        """The strips, uint8 [n_bytes], read-only; None where no sound file of the user has them."""
+        """The strips, uint8 [n_bytes], read-only; None without an intact file of the user."""
         try:
             private_folder(self.path.parent)
             with open_private(self.path) as file:
@@ -74,10 +74,10 @@ class Prepared(NamedTuple):
                     os.utime(self.path)  # the last use, by which files are evicted
                 return map_file(handle, head.first, self.n_bytes)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None  # of a header that another version, or nobody, has written
+            return None  # another version wrote the header, or it is incomplete
 
     def _checked_head(self, handle: int) -> "_Head | None":
-        """The header of a sound file."""
+        """The header of an intact file."""
         fixed = os.pread(handle, len(_MAGIC) + 40, 0)
         if len(fixed) < len(_MAGIC) + 40 or not fixed.startswith(_MAGIC):
             return None
@@ -96,11 +96,11 @@ class Prepared(NamedTuple):
         return _Head(first, units) if whole else None
 
     def write(self, memory: np.ndarray, stopped: threading.Event) -> bool:
-        """Write filled strips; `memory`, pages of huge_zeros, becomes the file's, part by part.
+        """Write filled strips; part by part `memory`, pages of huge_zeros, is mapped to the file.
 
-        False where it was stopped, another process writes it, or the disk or the limit has no room.
-        What was written until a stop stays, and the next call writes only what it lacks. Raises
-        OSError.
+        Returns False if it was stopped, another process writes the file, or the disk or the limit
+        has no room. What was written before a stop stays, and the next call writes only the rest.
+        Raises OSError.
         """
         folder = private_folder(self.path.parent)
         if not self._make_room(folder):
@@ -133,7 +133,7 @@ class Prepared(NamedTuple):
         return self.path.with_suffix(UNFINISHED)
 
     def _make_room(self, folder: Path) -> bool:
-        """Remove the files that were not used for longest; False where there is no room even so."""
+        """Remove the least recently used files; returns False if there is no room even so."""
         found, done = [], 0
         for path in folder.iterdir():
             with contextlib.suppress(OSError):
@@ -157,17 +157,17 @@ class Prepared(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What a sound file's header tells: where its strips begin, and the checksum of each unit."""
+    """An intact file's header: the offset of its strips, and the checksum of each unit."""
 
     first: int
     units: list[int]
 
 
 class Checking:
-    """The checksums of a mapped file, compared by a thread that reads all of it ahead as well."""
+    """The check of a mapped file's checksums by a thread, which reads all of it ahead as well."""
 
     def __init__(self, prepared: Prepared) -> None:
-        """Raises OSError where there is no file any more."""
+        """Start the thread. Raises OSError if the file is gone."""
         self._prepared = prepared
         with open_private(prepared.path) as file:
             self._handle = os.dup(file.fileno())
@@ -179,7 +179,7 @@ class Checking:
         self._thread.start()
 
     def check(self, *, thorough: bool = False) -> None:
-        """Raise GGUFError where a unit is not what was written; thorough: read all of it now."""
+        """Raise GGUFError if a unit differs from what was written; thorough: read all of it now."""
         if thorough and not self._damaged:
             self._thread.join()
             for unit in range(self.n_unit):
@@ -193,18 +193,19 @@ class Checking:
 
     @property
     def n_unit(self) -> int:
-        """How many there are to check."""
+        """The number of units."""
         return 0 if self._damaged else -(-self._prepared.n_bytes // UNIT)
 
     def check_unit(self, unit: int) -> None:
-        """Compare one with its checksum; where that fails the file is removed."""
+        """Compare a unit with its checksum; if they differ, the file is removed."""
         at, head = unit * UNIT, self._head
         if head is not None and zlib.crc32(self._read(head.first + at, at)) == head.units[unit]:
             return
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._handle), os.stat(self._prepared.path)):
                 self._prepared.path.unlink()
-        self._damaged = self._damaged or (  # last: the file is removed before this is read
+        # last: the file is removed before another thread reads this
+        self._damaged = self._damaged or (
             f"the prepared weights of {self._prepared.model} are damaged at byte {at}: the file "
             "was removed, load the model again and it is made anew"
         )
@@ -217,8 +218,8 @@ class Checking:
 
 
 def _check_all(checking: "weakref.ref[Checking]") -> None:
-    """Check each unit, as long as anybody uses the weights."""
-    from tamis.platform.cores import spread_files  # not before a model is loaded
+    """Check each unit, as long as the weights are in use."""
+    from tamis.platform.cores import spread_files  # not needed before a model is loaded
 
     spread_files()
     with contextlib.suppress(OSError):
@@ -227,23 +228,23 @@ def _check_all(checking: "weakref.ref[Checking]") -> None:
     while (found := checking()) is not None and unit < found.n_unit:
         found.check_unit(unit)
         unit += 1
-        del found  # or it would live on
+        del found  # a reference here would keep it alive
 
 
 class Writing:
-    """A thread that writes filled strips, behind what the process does."""
+    """A thread that writes filled strips in the background."""
 
     def __init__(self, prepared: Prepared, memory: np.ndarray) -> None:
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=_write, args=(prepared, memory, self._stopped), daemon=True
         )
-        # At exit too: what is written so far stays, for the next load.
+        # At exit, too: what was written so far stays, for the next load.
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._stopped, self._thread)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for its end."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
 
@@ -254,7 +255,7 @@ def _stop(pid: int, stopped: threading.Event, thread: threading.Thread) -> None:
 
 
 def _write(prepared: Prepared, memory: np.ndarray, stopped: threading.Event) -> None:
-    from tamis.platform.cores import spread_files  # not before a model is loaded
+    from tamis.platform.cores import spread_files  # not needed before a model is loaded
 
     spread_files()
     with contextlib.suppress(OSError):
@@ -263,22 +264,23 @@ def _write(prepared: Prepared, memory: np.ndarray, stopped: threading.Event) -> 
 
 
 def _put(handle: int, at: int, data: np.ndarray) -> None:
-    """Have a file hold bytes at a place, on the disk too; it may do so already."""
+    """Write bytes at an offset of a file and flush them, unless they are there already."""
     if np.array_equal(np.frombuffer(os.pread(handle, len(data), at), np.uint8), data):
         return
     left = data.data
     while len(left):
         n = os.pwrite(handle, left, at)
         at, left = at + n, left[n:]
-    os.fdatasync(handle)  # as it goes: it then neither fills memory nor ends in a wait
+    # flushed part by part: so it neither fills memory nor ends with a long wait
+    os.fdatasync(handle)
 
 
 def _sum(read: Callable[[int, int], bytes], start: int, size: int) -> int:
-    """A checksum of the first and the last bytes of a matrix."""
+    """A checksum of the first and last bytes of a matrix."""
     edge = min(size, _EDGE)
     return zlib.crc32(read(start + size - edge, edge), zlib.crc32(read(start, edge)))
 
 
 def _first(n_header: int) -> int:
-    """Where strips begin behind a header of so many bytes."""
+    """The offset of strips after a header of n_header bytes."""
     return -(-(len(_MAGIC) + 40 + n_header) // _PAGE) * _PAGE

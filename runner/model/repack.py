@@ -26,14 +26,17 @@ STRIPS_OF = {type: ops.strip_type(type) for type in ops.STRIP_TYPES.values()}
 
 
 class Strips(NamedTuple):
-    """Where copies of matrices lie in one stretch of memory, one after another."""
+    """The positions of matrices' copies in one block of memory, one after another."""
 
-    spans: tuple[tuple[int, int], ...]  # of each matrix: first byte, number of bytes, 0: no copy
+    spans: tuple[tuple[int, int], ...]  # for each matrix: first byte, number of bytes (0: no copy)
     n_bytes: int
 
     @staticmethod
     def of(matrices: Sequence[QTensor], backend: Backend) -> "Strips":
-        """None of a type or a shape that has no strips, or where the backend wants none."""
+        """The strips of matrices.
+
+        Those whose type or shape has no strips on the backend get none.
+        """
         fit = [backend.strips and _fits(w) for w in matrices]
         sizes = [
             ops.strip_bytes(w.type, w.n_out, w.n_in) if yes else 0
@@ -43,7 +46,7 @@ class Strips(NamedTuple):
         return Strips(tuple(zip(starts, sizes, strict=False)), starts[-1])
 
     def of_memory(self, matrices: Sequence[QTensor], memory: np.ndarray) -> list[QTensor]:
-        """The matrices, with their copies in this memory, uint8 [n_bytes], where they have one."""
+        """The matrices, each with its copy in this memory, uint8 [n_bytes], if it has one."""
         return [
             w._replace(data=memory[start : start + size], type=STRIPS_OF[w.type]) if size else w
             for w, (start, size) in zip(matrices, self.spans, strict=True)
@@ -51,19 +54,19 @@ class Strips(NamedTuple):
 
 
 def _fits(w: QTensor) -> bool:
-    """Whether no strip is of two matrices, and the products read whole chunks."""
+    """Whether no strip spans two matrices, and products read whole chunks."""
     n_out = w.n_out // w.n_matrix
     return w.type in STRIPS_OF and w.n_in % 64 == 0 and n_out % ops.STRIP == 0
 
 
 class Copies(NamedTuple):
-    """Matrices as products are to read them, and what is still to be done for that."""
+    """Matrices in the form that products read, and the remaining work for it."""
 
     matrices: list[QTensor]
     program: Program  # fills them
-    memory: np.ndarray | None = None  # uint8: all of them, where they are filled by the Program
-    file: Prepared | None = None  # what that is to be written to
-    check: Checking | None = None  # of the file that they are mapped from
+    memory: np.ndarray | None = None  # uint8: all copies, if the Program fills them
+    file: Prepared | None = None  # the file that they will be written to
+    check: Checking | None = None  # the check of the file that they are mapped from
 
 
 def in_strips(
@@ -71,9 +74,9 @@ def in_strips(
     backend: Backend,
     file_of: Callable[[Strips], Prepared | None] = lambda strips: None,
 ) -> Copies:
-    """The matrices as products are to read them: mapped from a file, or to be filled.
+    """The matrices in the form that products read: mapped from a file, or to be filled.
 
-    As they are: matrices that have no strips, and all of them where memory is short.
+    Matrices without strips are not changed, and none is if memory is short.
     """
     strips, program = Strips.of(matrices, backend), Program()
     file = file_of(strips)
@@ -92,7 +95,10 @@ def in_strips(
 
 
 def _record(program: Program, w: QTensor, strips: np.ndarray) -> None:
-    """Record ops that copy a matrix, some rows each: pages read are released after each."""
+    """Record ops that copy a matrix, some rows each.
+
+    Pages that were read are released after each.
+    """
     row, strip_row = w.data.nbytes // w.n_out, strips.nbytes // w.n_out
     n = max(1, PART // (row * ops.STRIP)) * ops.STRIP
     for first in range(0, w.n_out, n):
@@ -111,8 +117,8 @@ class Preparing(NamedTuple):
     """Whether and where copies are kept on disk."""
 
     folder: Path
-    most: int = MOST  # bytes of all files there; the ones not used for longest go
-    least: int = LEAST  # bytes of strips: fewer are copied at each load
+    most: int = MOST  # bytes of all files there; the least recently used are removed
+    least: int = LEAST  # bytes of strips below which they are copied at each load
 
 
 def repack(
@@ -123,7 +129,7 @@ def repack(
     *,
     exact: bool = False,
 ) -> tuple[Model, Copies]:
-    """The model over matrices as a place's products are to read them, and what fills them.
+    """The model over matrices in the form that products read, and the work that fills them.
 
     exact: see ops.strip_type; the copies are the same.
     """
@@ -155,7 +161,7 @@ def repack(
 
 
 def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
-    """What its products read."""
+    """Yield the matrices that a place's products read."""
     for layer in weights.blk[place.layers.start : place.layers.stop]:
         for tensor in layer.values():
             if isinstance(tensor.data, QTensor):
@@ -165,10 +171,10 @@ def _matrices(weights: Weights, place: Place) -> Iterator[QTensor]:
 
 
 class Filling:
-    """A Program that runs on a thread of its own, while others read a vocabulary and record.
+    """A Program that runs in its own thread, while others read a vocabulary and record.
 
-    then() is called on that thread after each op. Copies that have a file are written to it
-    afterwards, which nobody waits for.
+    then() is called in that thread after each op. Copies with a file are written to it afterwards,
+    in the background.
     """
 
     def __init__(self, backend: Backend, copies: Copies, then: Callable[[], None]) -> None:
@@ -177,13 +183,13 @@ class Filling:
         self._writing: Writing | None = None
         self._done, self._stopped = 0, False
         self._error: BaseException | None = None
-        # Not a daemon: the interpreter waits for it before it ends the threads that it runs on.
+        # Not a daemon thread: the interpreter waits for it before ending its team's threads.
         self._thread = threading.Thread(target=self._run)
         if len(self._program):
             self._thread.start()
 
     def finish(self, each: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Return when all of it has run; each(done, total) every now and then until then.
+        """Wait until all of it has run; each(done, total) is called now and then until then.
 
         Raises CompileError, and what `each` raises. In a child of fork(), which has no such thread,
         it runs the rest itself.
@@ -197,7 +203,7 @@ class Filling:
             raise self._error
 
     def stop(self) -> None:
-        """Return when it no longer runs; what is left is never run."""
+        """Wait until it no longer runs; the rest is never run."""
         self._stopped = True
         if self._thread.is_alive():
             self._thread.join()
@@ -205,7 +211,7 @@ class Filling:
             self._writing.stop()
 
     def written(self) -> bool:
-        """Whether there is a file of the copies, when all is filled and written."""
+        """Whether there is a file of the copies; waits until all is filled and written."""
         self.finish()
         if self._writing is not None:
             self._writing.finish()

@@ -1,4 +1,4 @@
-"""Rotary frequencies of a model: plain, linear, YaRN and a dimension's factors, in float64."""
+"""Rotary frequencies of a model: plain, linear, YaRN and with factors, in float64."""
 
 import math
 from typing import NamedTuple
@@ -9,16 +9,19 @@ from tamis.model.hparams import HParams, RopeScaling
 
 
 class RopeFrequencies(NamedTuple):
-    """inv_freq float64 [n_rot / 2] in radians a token; scale multiplies cos and sin."""
+    """Frequencies inv_freq, float64 [n_rot / 2] in radians per token.
+
+    Scale multiplies cos and sin.
+    """
 
     inv_freq: np.ndarray
     scale: float
-    # Of sessions of more than n_ctx tokens (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
+    # For sessions of more than n_ctx tokens (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
     n_ctx: int = 0
     beyond: "RopeFrequencies | None" = None
 
     def of(self, n_ctx: int) -> "RopeFrequencies":
-        """Those of a session of n_ctx tokens."""
+        """The frequencies of a session of n_ctx tokens."""
         return self if self.beyond is None or n_ctx <= self.n_ctx else self.beyond
 
 
@@ -31,12 +34,11 @@ def rope_frequencies(
     n_rot: int = 0,
     interleaved: bool = False,
 ) -> RopeFrequencies:
-    """Frequencies for one kind of layer; n_rot: elements of a head that are rotated, 0: hp.n_rot.
+    """Frequencies for one kind of layer; n_rot: rotated elements of a head, 0: hp.n_rot.
 
-    interleaved: pairs of the sections of time, height and width follow each other in turn.
-
-    factors: float32 [n_rot / 2] of the file (Llama 3, LongRoPE), which divide the frequencies;
-    None for models without.
+    interleaved: pairs of the sections of time, height and width alternate. factors: float32 [n_rot
+    / 2] of the file (Llama 3, LongRoPE), which divide the frequencies; None for models without
+    them.
     """
     n_rot = n_rot or hp.n_rot
     half = n_rot // 2
@@ -56,7 +58,7 @@ def rope_frequencies(
 
 
 def _of_text(sections: tuple[int, ...], n: int, *, interleaved: bool) -> np.ndarray:
-    """Which of n pairs have a position: that of text is of all sections but the fourth."""
+    """Which of n pairs are rotated: text has the same position in all sections but the fourth."""
     at = np.arange(n) % sum(sections)
     if interleaved:
         return at < 3 * np.array(sections)[at % 3]

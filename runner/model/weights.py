@@ -17,11 +17,11 @@ from tamis.formats.gguf import GGUFFile
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.model.hparams import HParams
 
-# Names without ".weight", and the shape in HParams' names, from the outer dimension to the inner.
+# Names without ".weight", and shapes in HParams' names, from the outer dimension to the inner.
 TENSORS = {
     "token_embd": "n_vocab n_embd",
     "output_norm": "n_embd",
-    "token_embd_norm": "n_embd",  # what LFM2 calls output_norm
+    "token_embd_norm": "n_embd",  # LFM2's name of output_norm
     "enc.output_norm": "n_embd",  # and NeoBERT
     "output": "n_vocab n_embd",
     "rope_freqs": "n_rot/2|n_rot_swa/2|head_dim/2",
@@ -62,7 +62,7 @@ LAYER_TENSORS = {
     "ffn_up_exps": "n_expert n_ff_expert n_embd",
     "ffn_down_exps": "n_expert n_embd n_ff_expert",
     "ffn_gate_up_exps": "n_expert 2*n_ff_expert n_embd",
-    "exp_probs_b": "n_expert",  # what experts are chosen by is their score and this
+    "exp_probs_b": "n_expert",  # added to the scores by which experts are selected
     "ffn_gate_tid2eid": "n_vocab n_expert_used",  # the experts of each token
     "ffn_gate_inp_shexp": "n_embd",
     "ffn_gate_shexp": "n_ff_shared n_embd",
@@ -70,11 +70,11 @@ LAYER_TENSORS = {
     "ffn_down_shexp": "n_embd n_ff_shared",
     "attn_sinks": "n_head",
     "post_ffw_norm": "n_embd",
-    "attn_output_norm": "n_embd",  # these two: of what encoders have after each part
+    "attn_output_norm": "n_embd",  # these two: the norms after each part of an encoder
     "layer_output_norm": "n_embd",
 }
-THIRDS = "3*n_embd"  # rows of attn_qkv where Q, K and V are a third of them each
-# Matrices that kernels read as float32, in the shapes that the file has.
+THIRDS = "3*n_embd"  # rows of attn_qkv in which Q, K and V are a third each
+# Matrices that kernels read as float32, in the shapes of the file.
 FLOATS = {
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
     *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv"),
@@ -86,7 +86,7 @@ FLOATS = {
     *("position_embd", "token_types", "attn_q_norm", "attn_k_norm", "ffn.act.scales"),
     *("altup_predict_coef", "altup_correct_coef"),
 }
-# Of other parts of a model than its logits: see heads.py.
+# Tensors of other heads than that of logits: see heads.py.
 APART = {
     *("cls.weight", "cls.bias", "cls.norm.weight", "cls.output.weight", "cls.output.bias"),
     *("dense_2.weight", "dense_2.bias", "dense_3.weight"),
@@ -95,22 +95,22 @@ OPTIONAL = {"rope_freqs", "attn_q_norm", "attn_k_norm", "post_attention_norm", "
 
 
 def is_after(name: str, n_layer: int) -> bool:
-    """Whether a tensor is of a layer behind those that logits come from."""
+    """Whether a tensor belongs to a layer after those that lead to the logits."""
     found = re.match(r"blk\.(\d+)\.", name)
     return found is not None and int(found[1]) >= n_layer
 
 
 def is_one_of(name: str, labels: Collection[str]) -> bool:
-    """Whether a name of the file is one of these, which are without their layers."""
+    """Whether a name of the file is one of these labels, which are names without the layer."""
     return name in labels or re.sub(r"^blk\.\d+\.", "", name) in labels
 
 
 class MissingTensor(ValueError):
-    """The graph reads a tensor that the file has not; the message is its name."""
+    """The graph reads a tensor that the file lacks; the message is its name."""
 
 
 class Delta(NamedTuple):
-    """What adapters add to a matrix: w + b @ a (LoRA, Hu et al. 2021, arXiv 2106.09685, Eq. 3)."""
+    """The adapters' term of a matrix: w + b @ a (LoRA, Hu et al. 2021, arXiv 2106.09685, Eq. 3)."""
 
     a: QTensor  # F32, [rank, n_in]
     b: QTensor  # F32, [n_out, rank], times all scales
@@ -118,17 +118,17 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor and its bias; false where the file has none."""
+    """A tensor and its bias; false if the file has none."""
 
-    name: str  # as the file names it, without ".weight"
+    name: str  # the file's name, without ".weight"
     data: QTensor | np.ndarray | None = None
     added: np.ndarray | None = None  # f32 [n_out]: its bias
-    # Names of tensors in the file that a graph has read: `matrix`, `vector`, `bias`, `delta`,
-    # `scale` and `leave` add those that this one is of.
+    # Names of the file's tensors that a graph has read: `matrix`, `vector`, `bias`, `delta`,
+    # `scale` and `leave` add this tensor's.
     read: set[str] = field(default_factory=set, repr=False, compare=False)
-    whole: str = ""  # the file's name of it, or of the tensor that this is some rows of
+    whole: str = ""  # the file's name of it, or of the tensor whose rows it is part of
     adapted: Delta | None = None
-    factor: np.ndarray | None = None  # f32 [1], or of each expert: its scale
+    factor: np.ndarray | None = None  # f32 [1], or for each expert: its scale
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -140,7 +140,7 @@ class Tensor:
 
     @property
     def optional(self) -> bool:
-        """Whether a graph that names it goes on without it."""
+        """Whether a graph that reads it works without it."""
         return self.label in OPTIONAL
 
     def matrix(self) -> QTensor:
@@ -158,34 +158,34 @@ class Tensor:
         return self.data
 
     def bias(self) -> np.ndarray | None:
-        """What is added to each row's products, f32 [n_out]; None where the file has none."""
+        """The bias of each row's products, f32 [n_out]; None if the file has none."""
         if self.added is not None:
             self.read.update({f"{self.whole.removesuffix('.weight')}.bias", f"{self.name}.bias"})
         return self.added
 
     def delta(self) -> Delta | None:
-        """What adapters add to the matrix; None where there are none."""
+        """The adapters' term of the matrix; None without adapters."""
         if self.adapted is not None:
             self.read.add(f"{self.name}.lora")
         return self.adapted
 
     def scale(self) -> np.ndarray | None:
-        """What products are multiplied by before a bias is added, f32 [1] or of each expert.
+        """The factor of products before a bias is added, f32 [1] or for each expert.
 
-        NVFP4's second scale; None where the file has none.
+        It is NVFP4's second scale; None if the file has none.
         """
         if self.factor is not None:
             self.read.add(f"{self.whole.removesuffix('.weight')}.scale")
         return self.factor
 
     def leave(self) -> None:
-        """Count the tensor and its bias as read by a graph that does without them."""
+        """Mark the tensor and its bias as read, for a graph that does not need them."""
         if self.data is not None:
             self.read.add(self.whole)
         self.leave_bias()
 
     def leave_bias(self) -> None:
-        """Count the bias as read by a graph that adds none."""
+        """Mark the bias as read, for a graph that does not add it."""
         self.bias()
 
     def rows(self, name: str, first: int, last: int) -> "Tensor":
@@ -199,7 +199,7 @@ class Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by the names of TENSORS or LAYER_TENSORS, which are attributes: w.attn_q."""
+    """Tensors by the names of TENSORS or LAYER_TENSORS, as attributes: w.attn_q."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -226,7 +226,7 @@ class Tensors(Mapping[str, Tensor]):
                 yield tensor.data
 
     def with_matrices(self, of: Callable[[QTensor], QTensor]) -> "Tensors":
-        """The same tensors, their matrices replaced."""
+        """The same tensors with replaced matrices."""
         return Tensors(
             {
                 name: replace(t, data=of(t.data)) if isinstance(t.data, QTensor) else t
@@ -237,12 +237,12 @@ class Tensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors of a model. `output` is the token embedding where the file ties them."""
+    """All tensors of a model. `output` is the token embedding if the file ties them."""
 
     token_embd: Tensor  # [n_vocab, n_embd]
     output_norm: Tensor  # [n_embd]
     output: Tensor  # [n_vocab, n_embd]
-    top: Tensors  # all that are of no layer
+    top: Tensors  # tensors that belong to no layer
     blk: tuple[Tensors, ...]
     n_bytes: int  # of all tensors in the file
     read: set[str] = field(default_factory=set)  # names of the file's tensors that were read
@@ -257,8 +257,8 @@ def load_weights(
 ) -> Weights:
     """Views of the file's tensors. Raises GGUFError for a misshapen tensor.
 
-    more: shapes of a layer's tensors by its own, beside or instead of those of LAYER_TENSORS.
-    unread: biases that are left out, without their layers. block: whose tensors a layer has.
+    more: shapes of a layer's tensors by name, in addition to or instead of those of LAYER_TENSORS.
+    unread: labels of biases that are left out. block: the block whose tensors a layer uses.
     """
     loader = _Loader(file, hp, unread)
     top = loader.tensors("", TENSORS)
@@ -281,17 +281,18 @@ def load_layer(
     more: Mapping[str, tuple[int | str, ...] | str],
     unread: tuple[str, ...] = (),
 ) -> Tensors:
-    """The tensors of one layer, also of one behind those that logits come from.
+    """The tensors of one layer, which may come after those that lead to the logits.
 
-    more: shapes beside or instead of those of LAYER_TENSORS. Raises as load_weights.
+    more: shapes in addition to or instead of those of LAYER_TENSORS. Raises what load_weights
+    raises.
     """
     return _Loader(file, hp, unread).layer(f"blk.{layer}.", LAYER_TENSORS | dict(more))
 
 
 def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
-    """attn_k_b and attn_v_b of latent attention, from the one tensor that older files have.
+    """The tensors attn_k_b and attn_v_b of latent attention, from older files' single tensor.
 
-    Of each head the rows of its keys, which become columns, then those of its values.
+    For each head it has the rows of the keys, which become columns, then those of the values.
     """
     w, n, n_head = both.data, hp.latent, hp.n_head
     assert isinstance(w, QTensor)
@@ -301,7 +302,7 @@ def _absorbed(both: Tensor, prefix: str, hp: HParams) -> dict[str, Tensor]:
     v = QTensor(values, w.type, n_head * n.n_value, n.n_latent, n_head)
     found = {"attn_v_b": Tensor(f"{prefix}attn_v_b", v, None, both.read, both.whole)}
     if n_plain == 0:
-        return found  # all of a key is rotated
+        return found  # all elements of a key are rotated
     type, flat = GGMLType[w.type], np.ascontiguousarray(rows[:, :n_plain]).reshape(-1)
     keys = dequantize(flat, type, (n.n_latent, n_head * n_plain))
     transposed = np.asarray(keys).reshape(n_head, n_plain, n.n_latent).swapaxes(1, 2)
@@ -328,14 +329,14 @@ class _Loader:
         self._shapes: Mapping[str, Any] = {}  # of the layer's tensors
 
     def of(self, layer: int) -> "_Loader":
-        """One with the shape of a layer."""
+        """A loader with the shape of a layer."""
         return _Loader(self._file, self.hp.of(layer), self._unread, self.read)
 
     def tensors(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
         return Tensors({name: self._tensor(prefix + name, s) for name, s in shapes.items()})
 
     def layer(self, prefix: str, shapes: Mapping[str, Any]) -> Tensors:
-        """The tensors of a layer; matrices that the file has in one are apart."""
+        """The tensors of a layer; matrices that the file has fused are split."""
         self._shapes = shapes
         hp, found = self.hp, dict(self.tensors(prefix, shapes))
         qkv, up = found["attn_qkv"], found["ffn_up"]
@@ -364,7 +365,7 @@ class _Loader:
         return Tensors(found)
 
     def _check_biases_beside(self, prefix: str, qkv: Tensor) -> None:
-        """Raise GGUFError for biases of some of Q, K and V, where one matrix is of them all.
+        """Raise GGUFError for biases of some of Q, K and V beside a fused matrix.
 
         llama.cpp loads them, and then adds none.
         """
@@ -375,9 +376,9 @@ class _Loader:
             raise self._file.error(what, key=prefix + there[0])
 
     def _starts_of_qkv(self) -> tuple[int, ...]:
-        """The first rows of Q, K and V in one matrix; () where it is another kind of matrix.
+        """The first rows of Q, K and V in a fused matrix; () if it is another kind of matrix.
 
-        There may be rows behind them, or behind each of three thirds, that nobody reads.
+        After them, or after each of three thirds, there may be rows that are not read.
         """
         hp, shape = self.hp, self._shapes["attn_qkv"]
         rows = (shape.split() if isinstance(shape, str) else shape)[0]
@@ -401,7 +402,7 @@ class _Loader:
         return Tensor(name, data, added, self.read, whole, factor=self._factor(name))
 
     def _factor(self, name: str) -> np.ndarray | None:
-        """A matrix's scale, where the file has one and the architecture no other use for it."""
+        """A matrix's scale, if the file has one and the architecture does not use it otherwise."""
         scale, label = f"{name}.scale", name.split(".", 2)[-1]
         if scale not in self._file.tensors or f"{label}.scale" in self._shapes:
             return None
@@ -415,7 +416,7 @@ class _Loader:
             return None
         info = self._file.tensors[name]
         shape = (1,) * (len(dims) - len(info.shape)) + info.shape[::-1]  # ggml leaves out 1s
-        while len(shape) > len(dims) and shape[-1] == 1:  # and some files have more
+        while len(shape) > len(dims) and shape[-1] == 1:  # and some files have extra ones
             shape = shape[:-1]
         self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]

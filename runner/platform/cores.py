@@ -1,7 +1,7 @@
-"""Physical cores and NUMA nodes: where threads of a team run, and on which nodes memory lies.
+"""Physical cores and NUMA nodes: the placement of a team's threads and of memory.
 
-Linux describes them below /sys. Where each processor is a core of its own and all share one memory,
-nothing here does anything.
+Linux describes them below /sys. If each processor is a core of its own and all share one memory,
+nothing here has an effect.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tamis.platform.processor import MACHINE, affinity
 
 _ROOT = Path("/")
 _DEFAULT, _INTERLEAVE = 0, 3  # policies of numa(7)
-# Numbers of mbind, set_mempolicy, get_mempolicy; the generic ones are of most machines.
+# Numbers of mbind, set_mempolicy, get_mempolicy; the generic ones apply to most machines.
 _MBIND, _SET, _GET = {"x86_64": (237, 238, 239)}.get(MACHINE, (235, 237, 236))
 
 
@@ -27,13 +27,13 @@ class Topology(NamedTuple):
 
     order: tuple[int, ...]  # one of each physical core first, their siblings (SMT) last
     n_core: int  # physical cores
-    nodes: tuple[int, ...]  # NUMA nodes that have memory and one of these processors
+    nodes: tuple[int, ...]  # NUMA nodes with memory and at least one of these processors
 
     def places(self, n_thread: int) -> tuple[int, ...]:
-        """The processor of each thread of a team; () where the system is to choose.
+        """The processor of each thread of a team; () to leave the choice to the system.
 
-        It chooses where the team leaves cores free, since other programs may run on some of them,
-        and where all choices are alike.
+        The system chooses if the team leaves cores free, since other programs may run on some of
+        them, and if all choices are equivalent.
         """
         alike = self.n_core == len(self.order) and len(self.nodes) < 2
         if alike or not self.n_core <= n_thread <= len(self.order):
@@ -42,26 +42,26 @@ class Topology(NamedTuple):
 
 
 def topology(cpus: set[int], root: Path = _ROOT) -> Topology:
-    """What the system tells of these processors. root: where /sys is."""
+    """The system's description of these processors. root: the folder that contains /sys."""
     siblings = {
         i: _numbers(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or {i}
         for i in cpus
     }
-    # How many usable processors of the same core have lower numbers.
+    # The number of usable processors of the same core with lower numbers.
     rank = {i: sum(j in cpus for j in siblings[i] if j < i) for i in cpus}
     order = sorted(cpus, key=lambda i: (rank[i], i))
     return Topology(tuple(order), list(rank.values()).count(0), memory_nodes(cpus, root))
 
 
 def memory_nodes(cpus: set[int], root: Path = _ROOT) -> tuple[int, ...]:
-    """NUMA nodes that have memory and one of these processors."""
+    """NUMA nodes with memory and at least one of these processors."""
     top = root / "sys/devices/system/node"
     nodes = sorted(_numbers(top / "has_memory"))
     return tuple(n for n in nodes if _numbers(top / f"node{n}/cpulist") & cpus)
 
 
 def _numbers(path: Path) -> set[int]:
-    """The numbers of a list such as 0-3,8; none where there is no such file."""
+    """The numbers of a list such as 0-3,8; empty if there is no such file."""
     try:
         parts = [part.split("-") for part in path.read_text().strip().split(",") if part]
         return {i for part in parts for i in range(int(part[0]), int(part[-1]) + 1)}
@@ -70,20 +70,23 @@ def _numbers(path: Path) -> set[int]:
 
 
 def places(n_thread: int) -> tuple[int, ...]:
-    """The processor of each thread of a team of this process; () where the system is to choose."""
+    """The processor of each thread of a team of this process.
+
+    () to leave the choice to the system.
+    """
     return topology(affinity()).places(n_thread)
 
 
 def pin(cpu: int) -> None:
-    """Have the calling thread run on this processor only, where the system allows it."""
+    """Restrict the calling thread to this processor, if the system allows it."""
     _run_on({cpu})
 
 
 @contextlib.contextmanager
 def pinned(cpu: int) -> Iterator[None]:
-    """The calling thread runs on this processor; afterwards where it might before.
+    """Restrict the calling thread to this processor within the block, then restore its affinity.
 
-    A thread that stayed pinned would hand that on to each process that it starts.
+    Processes that a pinned thread starts would inherit the restriction.
     """
     before = affinity()
     pin(cpu)
@@ -100,11 +103,11 @@ def _run_on(cpus: set[int]) -> None:
 
 
 def spread(memory: np.ndarray) -> None:
-    """Have pages of mapped memory come from all of the process's NUMA nodes in turn.
+    """Distribute pages of mapped memory over all of the process's NUMA nodes.
 
-    They are else on the node of the thread that first writes to them, and all threads would read
-    one node's memory. Does nothing where there is one node, or where a policy was chosen, as
-    numactl does. memory: of `huge_zeros`, not written to yet.
+    Otherwise they are on the node of the thread that first writes to them, and all threads would
+    read one node's memory. Does nothing if there is one node, or if a policy was chosen, as with
+    numactl. memory: of `huge_zeros`, not written to yet.
     """
     mask = _node_mask()
     if mask is not None and memory.nbytes:
@@ -113,7 +116,7 @@ def spread(memory: np.ndarray) -> None:
 
 
 def spread_files() -> None:
-    """Have pages of files that the calling thread reads or writes lie on all nodes, as `spread`."""
+    """Distribute pages of files that the calling thread reads or writes, as `spread` does."""
     mask = _node_mask()
     if mask is not None:
         _system_call(_SET, _INTERLEAVE, mask, 8 * ctypes.sizeof(mask) + 1)
@@ -122,7 +125,7 @@ def spread_files() -> None:
 def policy(memory: np.ndarray | None = None) -> int | None:
     """The number of the policy of mapped memory, or of the calling thread; see numa(7).
 
-    None where the system does not tell, as in some containers.
+    None if the system does not report it, as in some containers.
     """
     mode, of_address = ctypes.c_int(_DEFAULT), 2
     at = ctypes.c_void_p(None if memory is None else memory.ctypes.data)
@@ -137,7 +140,7 @@ def _nodes() -> tuple[int, ...]:
 
 
 def _node_mask() -> ctypes.Array | None:
-    """A bit for each node to take memory from; None where the system is to choose."""
+    """One bit for each node to allocate on; None to leave the choice to the system."""
     nodes = _nodes()
     if len(nodes) < 2 or policy() != _DEFAULT:
         return None
@@ -148,7 +151,7 @@ def _node_mask() -> ctypes.Array | None:
 
 
 def _system_call(number: int, *values: object) -> int:
-    """-1 where the system refuses: memory then lies as it did without."""
+    """The result of a system call; -1 if it is refused: memory then lies as it did without."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     as_long = [ctypes.c_long(v) if isinstance(v, int) else v for v in values]

@@ -1,9 +1,9 @@
-"""macOS on Apple's processors: what of the platform layer is another there. Experimental.
+"""The platform layer of macOS on Apple's processors, where it differs. Experimental.
 
 It follows Apple's headers and has not run on such a machine: its tests play the system's part on
-Linux. Kernels are those of Linux on AArch64 (ELF, no use of x18, which macOS keeps for itself);
-what they call of Linux's C library is found here under its own name or as code of a few
-instructions.
+Linux. Kernels are those of Linux on AArch64 (ELF, no use of x18, which macOS reserves); the
+functions of Linux's C library that they call are found here under their own names or as code of a
+few instructions.
 
 Sources: <sys/mman.h>, <pthread.h>, <libkern/OSCacheControl.h>, <sys/proc_info.h>, <sys/sysctl.h>;
 xnu's bsd/sys/ulock.h for the sleep on a word of memory.
@@ -21,7 +21,7 @@ from typing import Any
 
 from tamis.platform.waiting import WAKE_PRIVATE
 
-# By LLVM's name of an instruction set, the name that sysctl(3) has for it.
+# The sysctl(3) name of each instruction set, by LLVM's name.
 _FEATURES = {
     "dotprod": "hw.optional.arm.FEAT_DotProd",
     "i8mm": "hw.optional.arm.FEAT_I8MM",
@@ -31,7 +31,7 @@ _FEATURES = {
 _MAP_JIT, _MAP_FIXED = 0x800, 0x10
 _TASK_INFO, _TASK_INFO_BYTES = 4, 96  # PROC_PIDTASKINFO; two words first: address space, resident
 _COMPARE_AND_WAIT, _WAKE_ALL = 1, 0x100  # of ulock.h
-# What Linux's C library has and this one has under another name.
+# Functions of Linux's C library that this one has under another name.
 _NAMES = {"pread64": "pread", "preadv2": "preadv", "sincos": "__sincos"}
 # A function without effect that returns 0: mov w0, #0; ret. posix_fadvise only advises.
 _NOTHING = struct.pack("<2I", 0x52800000, 0xD65F03C0)
@@ -43,7 +43,7 @@ def _library() -> Any:
 
 
 def _number(name: str) -> int:
-    """A number of sysctl(3); 0 where the system does not have that name."""
+    """A number of sysctl(3); 0 if the system does not have that name."""
     value = (ctypes.c_uint32 * 2)()
     size = ctypes.c_size_t(ctypes.sizeof(value))
     refused = _library().sysctlbyname(name.encode(), value, ctypes.byref(size), None, 0)
@@ -56,18 +56,18 @@ def instruction_sets() -> frozenset[str]:
 
 
 def identity() -> str:
-    """Text that is another one on a processor of another kind."""
+    """A text that differs between kinds of processors."""
     return " ".join(["apple", hex(_number("hw.cpufamily")), *sorted(instruction_sets())])
 
 
 def available_bytes() -> int:
-    """Bytes of memory that hold nothing, or what can be read again."""
+    """Bytes of memory that are free, or can be read again from disk."""
     names = ("free", "speculative", "purgeable")
     return sum(_number(f"vm.page_{name}_count") for name in names) * mmap.PAGESIZE
 
 
 def held_bytes() -> tuple[int, int]:
-    """Bytes of address space of this process, and of memory."""
+    """Bytes of this process's address space, and of its memory."""
     info = ctypes.create_string_buffer(_TASK_INFO_BYTES)
     _library().proc_pidinfo(os.getpid(), _TASK_INFO, ctypes.c_uint64(0), info, len(info))
     size, resident = struct.unpack_from("<2Q", info)
@@ -75,9 +75,9 @@ def held_bytes() -> tuple[int, int]:
 
 
 def zero(address: int, size: int) -> None:
-    """Whole pages of private memory anew, which hold nothing. Raises OSError.
+    """Replace whole pages of private memory by zeros. Raises OSError.
 
-    MADV_DONTNEED would leave what was in them.
+    MADV_DONTNEED would keep their content.
     """
     call = _library().mmap
     call.restype = ctypes.c_void_p
@@ -89,11 +89,12 @@ def zero(address: int, size: int) -> None:
 
 
 def code_memory(size: int) -> tuple[mmap.mmap, int]:
-    """Memory for code, which the calling thread may write until `make_executable`, and its address.
+    """Memory for code and its address; the calling thread may write it until `make_executable`.
 
     Raises OSError.
     """
-    _functions()  # they have memory of their own, and a thread writes code or runs it
+    # allocated first: they have memory of their own, and a thread either writes code or runs it
+    _functions()
     return _code_memory(size)
 
 
@@ -128,7 +129,7 @@ def _address(name: str) -> int | None:
 
 @cache
 def _functions() -> dict[str, int]:
-    """Addresses of what macOS has no function for."""
+    """Addresses of functions that macOS lacks."""
     wait, wake = _address("__ulock_wait"), _address("__ulock_wake")
     if wait is None or wake is None:
         raise OSError("this macOS has no __ulock_wait: kernels cannot sleep")
@@ -143,7 +144,7 @@ def _functions() -> dict[str, int]:
 
 
 def futex_code(wait: int, wake: int) -> bytes:
-    """syscall(number, word, operation, value) as kernels call it for futex(2), in AArch64's code.
+    """The AArch64 code of syscall(number, word, operation, value), as kernels call it for futex(2).
 
     wait, wake: addresses of __ulock_wait(operation, word, value, microseconds) and
     __ulock_wake(operation, word, value). Waking wakes all.
@@ -166,7 +167,7 @@ def futex_code(wait: int, wake: int) -> bytes:
 
 
 def end_with(parent: int) -> None:
-    """Have a thread end this process when its parent ends."""
+    """Start a thread that ends this process when its parent ends."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 

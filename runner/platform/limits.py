@@ -1,4 +1,4 @@
-"""Limits that a process sets for itself: what it takes beyond them fails, or ends it."""
+"""Limits that a process sets for itself; beyond them a request fails, or the process ends."""
 
 import resource
 
@@ -13,22 +13,25 @@ KINDS = {
 
 
 def limit(what: str, most: int) -> None:
-    """Set a limit, one of KINDS, for good: the process cannot raise it again. A lower one stays."""
+    """Set a limit, one of KINDS, permanently: the process cannot raise it again.
+
+    A lower one stays.
+    """
     _, hard = resource.getrlimit(KINDS[what])
     most = _least(most, hard)
     resource.setrlimit(KINDS[what], (most, most))
 
 
 def lower(what: str, most: int) -> None:
-    """Lower a limit, which may be raised again to what it was. A lower one stays."""
+    """Lower a limit, which may be raised again to its old value. A lower one stays."""
     soft, hard = resource.getrlimit(KINDS[what])
     resource.setrlimit(KINDS[what], (_least(most, soft), hard))
 
 
 def allow_cpu(seconds: int) -> None:
-    """Let this process run for so much processor time from now on; then SIGXCPU ends it.
+    """Allow this process so much processor time from now on; then SIGXCPU ends it.
 
-    Not beyond the limit that was set for good.
+    It does not exceed the permanent limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = _used_cpu() + seconds
@@ -36,12 +39,12 @@ def allow_cpu(seconds: int) -> None:
 
 
 def lower_cpu(seconds: int) -> None:
-    """Let this process run for at most so much processor time from now on; a nearer end stays."""
+    """Allow this process at most so much processor time from now on; a nearer limit stays."""
     lower("cpu", _used_cpu() + seconds)
 
 
 def most_open_files() -> int:
-    """Numbers of open files are below this."""
+    """The limit of the numbers of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -1,4 +1,7 @@
-"""Locks of files between processes. The system's: they end with their process, however it ends."""
+"""Locks of files between processes.
+
+They are the system's and end with their process in any case.
+"""
 
 import fcntl
 
@@ -9,7 +12,7 @@ def lock(handle: int) -> None:
 
 
 def try_lock(handle: int) -> bool:
-    """Take the lock of an open file; False where another holds it. Raises OSError."""
+    """Take the lock of an open file; False if another process holds it. Raises OSError."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -18,5 +21,5 @@ def try_lock(handle: int) -> bool:
 
 
 def unlock(handle: int) -> None:
-    """Give the lock of an open file back: else it lasts as long as the file is open or mapped."""
+    """Release the lock of an open file; otherwise it lasts while the file is open or mapped."""
     fcntl.flock(handle, fcntl.LOCK_UN)

@@ -1,6 +1,6 @@
-"""Memory of the process: large arrays in pages of their own, machine code, how much there is.
+"""The memory of the process: large arrays in separate pages, machine code, sizes.
 
-Machine code is written first, executable then, never both.
+Machine code is writable first, executable then, never both.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from tamis.platform.processor import MACHINE, MACOS
 if MACOS:
     from tamis.platform import darwin
 
-_MATH = "libm.so.6"  # the C library's other half
-# The systems' own numbers; Python 3.13 has the name.
+_MATH = "libm.so.6"  # the C library's mathematical functions
+# The systems' own numbers; Python 3.13 has names for them.
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x40 if MACOS else 0x4000)
 
 
 def physical_bytes() -> int:
-    """The machine's memory."""
+    """The bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,7 +38,7 @@ def available_bytes() -> int:
 
 
 def held_bytes() -> tuple[int, int]:
-    """Bytes of address space of this process, and of memory that it shares with no other."""
+    """Bytes of this process's address space, and of memory that it does not share."""
     if MACOS:
         return darwin.held_bytes()
     size, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
@@ -46,13 +46,13 @@ def held_bytes() -> tuple[int, int]:
 
 
 def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.ndarray]:
-    """Zeros in pages that hold nothing else; the system is asked for huge pages.
+    """Zeros in pages of their own; the system is asked for huge pages.
 
-    A device can be shown such memory (Backend.mapped). No memory is taken before it is written to;
-    on a machine of several NUMA nodes it is then taken from all of them.
-    Raises OSError where address space is limited.
+    Such memory can be mapped for a device (Backend.mapped). It is not allocated before it is
+    written to; on a machine of several NUMA nodes it is then allocated on all of them. Raises
+    OSError if address space is limited.
     """
-    from tamis.platform.cores import spread  # not before a model is loaded
+    from tamis.platform.cores import spread  # not needed before a model is loaded
 
     size = dtype.itemsize * int(np.prod(shape))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
@@ -65,7 +65,7 @@ def huge_zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[mmap.mmap, np.n
 
 
 def drop(memory: mmap.mmap, first: int, last: int) -> None:
-    """Give the system back what lies wholly within bytes first .. last - 1; it reads as zeros."""
+    """Return the pages that lie wholly within bytes first .. last - 1; they then read as zeros."""
     first, last = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last and MACOS:
         darwin.zero(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + first, last - first)
@@ -88,15 +88,15 @@ def map_whole(handle: int, size: int) -> mmap.mmap:
 
 
 def evict_mapped(memory: mmap.mmap) -> None:
-    """Leave it to the system whether it keeps the pages of a mapped file."""
+    """Let the system decide whether it keeps the pages of a mapped file."""
     memory.madvise(mmap.MADV_DONTNEED)
 
 
 def map_over(memory: np.ndarray, handle: int, first: int) -> None:
-    """Put bytes of an open file, from `first` on, in place of an array of the same contents.
+    """Map bytes of an open file, from `first` on, over an array with the same contents.
 
-    memory: uint8, whole pages of `huge_zeros`, which nobody writes to any more; who reads it sees
-    no change. Raises OSError.
+    memory: uint8, whole pages of `huge_zeros`, which are not written to any more; readers see no
+    change. Raises OSError.
     """
     _libc_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
     _libc_mmap.restype = ctypes.c_void_p
@@ -108,19 +108,19 @@ def map_over(memory: np.ndarray, handle: int, first: int) -> None:
 
 
 def read_ahead(handle: int, first: int, n_bytes: int) -> None:
-    """Have the system read a part of an open file from the disk."""
+    """Prefetch a part of an open file from the disk."""
     if not MACOS:
         os.posix_fadvise(handle, first, n_bytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_at_random(handle: int) -> None:
-    """Tell the system that what lies beside a part of an open file is not what is read next."""
+    """Tell the system that reads of an open file are not sequential."""
     if not MACOS:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def evict_file(handle: int) -> None:
-    """Leave it to the system whether it keeps what it has in memory of an open file."""
+    """Let the system decide whether it keeps its cached copy of an open file."""
     if not MACOS:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -138,9 +138,9 @@ def code_memory(size: int) -> tuple[mmap.mmap, int]:
 
 
 def make_executable(memory: mmap.mmap, address: int) -> None:
-    """Let what was written be run, and not be written any more; it stays until the process ends.
+    """Make written code executable and read-only; it stays until the process ends.
 
-    Raises OSError where the system does not allow it.
+    Raises OSError if the system does not allow it.
     """
     if MACOS:
         return darwin.make_executable(memory, address)
@@ -158,7 +158,7 @@ def make_executable(memory: mmap.mmap, address: int) -> None:
 
 @cache
 def system_function(name: str) -> int | None:
-    """The address of a function of the C library; None where it has none of that name."""
+    """The address of a function of the C library; None if it has none of that name."""
     if MACOS:
         return darwin.system_function(name)
     for library in (None, _MATH):

@@ -1,6 +1,6 @@
 """Files that only this user may change: folders, opened files, and files written whole or not.
 
-What lies in such a folder is trusted like the program itself: kernels are run from it.
+The content of such a folder is trusted like the program itself: kernels are run from it.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from typing import BinaryIO
 
 from tamis.platform.locks import lock, try_lock, unlock
 
-_PART = ".tamis-part"  # ends the name of a file that is being written
+_PART = ".tamis-part"  # the end of the name of a file that is being written
 _PART_NAME = re.compile(r"\.[^/]*\.[a-z0-9_]{8}\.tamis-part")
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40  # as the kernel
 
 
 class PrivacyError(OSError):
-    """Somebody else may change a file or folder; the message names it, its mode and its owner."""
+    """Another user may change a file or folder; the message names it, its mode and its owner."""
 
     def __init__(self, path: Path, status: os.stat_result) -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class PrivacyError(OSError):
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder with mode 0700, with its parents, and check it; the path without links.
+    """Make a folder with mode 0700 and its parents, and check it; returns the path without links.
 
     It must be this user's and not writable by others; no other user may be able to replace a folder
     or link on the way to it. Raises PrivacyError, OSError.
@@ -67,14 +67,12 @@ def open_private(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def write_whole(path: Path, *, durable: bool = True, shared: bool = False) -> Iterator[BinaryIO]:
-    """Write a file that has its name only once all of it is on the disk.
+    """Write a file that gets its name only once all of it is on disk.
 
-    Its mode is 0600, or with `shared` that of other new files.
-
-    Until then it has a name of its own in the folder; what killed processes left there under such
-    names is removed first. An error leaves the folder as it was, and an older file in place.
-    durable: wait for the disk, so that a power cut loses neither the new file nor the old one.
-    Raises OSError.
+    Its mode is 0600, or with `shared` that of other new files. Until then it has a name of its own
+    in the folder; files that killed processes left under such names are removed first. An error
+    leaves the folder as it was, and an older file in place. durable: wait for the disk, so that a
+    power failure loses neither the new file nor the old one. Raises OSError.
     """
     folder = path.parent
     remove_unfinished(folder)
@@ -97,7 +95,7 @@ def write_whole(path: Path, *, durable: bool = True, shared: bool = False) -> It
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files that processes which are no more had begun to write in a folder."""
+    """Remove the unfinished files of a folder whose processes have ended."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _PART_NAME.fullmatch(entry.name):
@@ -106,10 +104,10 @@ def remove_unfinished(folder: Path) -> None:
 
 @contextlib.contextmanager
 def write_on(path: Path) -> Iterator[int | None]:
-    """Open a file, mode 0600, to write it or go on with it; None where another process does so.
+    """Open a file, mode 0600, to write or continue it; None if another process writes it.
 
-    An error removes it. The caller gives it another name when all of it is on the disk. Raises
-    PrivacyError, OSError.
+    An error removes it. The caller renames it when all of it is on disk. Raises PrivacyError,
+    OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags, 0o600)
@@ -133,7 +131,7 @@ def write_on(path: Path) -> Iterator[int | None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -154,12 +152,12 @@ def _has_name(status: os.stat_result, path: Path) -> bool:
 
 
 def _unfinished(folder: Path, name: str) -> tuple[int, str]:
-    """An open new file and its path, locked: a file without its writer's lock may be removed."""
+    """A new, locked file and its path: a file without its writer's lock may be removed."""
     while True:
         handle, path = tempfile.mkstemp(_PART, f".{name[:128]}.", folder)
         try:
             lock(handle)
-            if os.fstat(handle).st_nlink:  # else it was removed before it was locked
+            if os.fstat(handle).st_nlink:  # otherwise it was removed before it was locked
                 return handle, path
         except BaseException:
             os.unlink(path)
@@ -169,7 +167,7 @@ def _unfinished(folder: Path, name: str) -> tuple[int, str]:
 
 
 def _umask() -> int:
-    """What new files lack of their mode."""
+    """The mode bits that new files lack."""
     os.umask(found := os.umask(0o077))
     return found
 
@@ -185,7 +183,7 @@ def _remove_if_dead(path: str) -> None:
 
 
 def _checked_way(path: Path) -> Path:
-    """The path without links. Raises PrivacyError where others could replace a part of it."""
+    """The path without links. Raises PrivacyError if others could replace a part of it."""
     at, waiting, n_link = Path("/"), list(reversed(path.parts[1:])), 0
     _check_parent(at, os.lstat(at))
     while waiting:
@@ -208,14 +206,14 @@ def _checked_way(path: Path) -> Path:
 
 
 def _check_parent(path: Path, status: os.stat_result) -> None:
-    # What is in a folder with the sticky bit, such as /tmp, only its owner can rename.
+    # In a folder with the sticky bit, such as /tmp, only the owner of a file can rename it.
     sticky = bool(status.st_mode & stat.S_ISVTX)
     if status.st_uid not in _owners() or (_others_write(status) and not sticky):
         raise PrivacyError(path, status)
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """Whether a folder's mode lets others write; a group of this user alone is not others."""
+    """Whether a folder's mode lets others write; a group with only this user does not count."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid)
@@ -232,7 +230,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _owners() -> set[int]:
-    """Who may own the folders above: this user and root."""
+    """The users who may own the folders above: this user and root."""
     owners = {0, os.getuid()}
     with contextlib.suppress(OSError, ValueError):
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]

@@ -14,18 +14,18 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
 def usable_cpus() -> int:
-    """Processors that this process may run on at once: its affinity, and what cgroups grant it.
+    """The processors that this process may use at once: its affinity, limited by cgroups.
 
-    Of a quota such as 2.5 processors 2 can be kept busy without being stopped.
+    A quota such as 2.5 processors counts as 2, which can be kept busy without throttling.
     """
     return max(1, int(min(len(affinity()), granted_cpus(Path("/")))))
 
 
 def granted_cpus(root: Path) -> float:
-    """Processors' time that the cgroups of this process grant it, infinite where none limits it.
+    """The processors' time that the cgroups of this process grant it, infinite without a limit.
 
-    root: where /proc and /sys are. Of cgroups within each other the least counts; Linux has them in
-    two versions (cgroups(7)): one tree, or one for each kind of limit.
+    root: the folder that contains /proc and /sys. Of nested cgroups the smallest counts; Linux has
+    them in two versions (cgroups(7)): one tree, or one for each kind of limit.
     """
     found = [math.inf]
     try:
@@ -37,7 +37,7 @@ def granted_cpus(root: Path) -> float:
         if kinds and _CONTROLLER not in kinds.split(","):
             continue
         top = root / "sys/fs/cgroup" / (_CONTROLLER if kinds else "")
-        # In a container the path may be the host's: the tree that is seen begins further down.
+        # In a container the path may be the host's: the visible tree begins further down.
         own = Path(path.lstrip("/"))
         for folder in (top, *(top / p for p in (own, *own.parents))):
             found.append(_quota(folder))
@@ -45,7 +45,7 @@ def granted_cpus(root: Path) -> float:
 
 
 def _quota(folder: Path) -> float:
-    """Processors that one cgroup grants."""
+    """The number of processors that one cgroup grants."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -59,20 +59,20 @@ def _quota(folder: Path) -> float:
 
 
 def child_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: it imports nothing from the working directory.
+    """The environment of a child process, which imports nothing from the working directory.
 
-    PYTHONPATH keeps its absolute folders only: an empty entry is the working directory. Such a
-    process is started with -P.
+    PYTHONPATH keeps only absolute folders: an empty entry is the working directory. Such a process
+    is started with -P.
     """
-    # OpenBLAS, which nothing here calls, would map memory for a thread a core. What there is to
-    # warn of in a model's file this process has said when it read the file.
+    # OpenBLAS, which nothing here calls, would map memory for a thread per core. This process has
+    # already issued the warnings about a model's file.
     env = {"PYTHONWARNINGS": "ignore", **os.environ, "OPENBLAS_NUM_THREADS": "1", **own}
     folders = [p for p in env.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(p)]
     return env | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process when its parent, of this id, ends; at once if it has."""
+    """Have the system end this process when the parent of this id ends; at once if it has ended."""
     if MACOS:
         from tamis.platform import darwin
 
@@ -84,7 +84,10 @@ def end_with(parent: int) -> None:
 
 
 def start_fork(run: Callable[[], None]) -> int:
-    """The id of a fork of this process that calls `run` and ends, at the latest with this one."""
+    """Fork this process: the child calls `run` and ends, at the latest with this process.
+
+    Returns its id.
+    """
     parent, pid = os.getpid(), os.fork()
     if pid:
         return pid
@@ -98,6 +101,6 @@ def start_fork(run: Callable[[], None]) -> int:
 
 
 def drop_privileges() -> None:
-    """Nothing that this process starts gets more rights than it has."""
+    """Prevent programs that this process starts from gaining privileges."""
     if not MACOS:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

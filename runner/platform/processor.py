@@ -7,7 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-MACHINE = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())  # as Linux names it
+# Linux's names of machines
+MACHINE = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
 MACOS = sys.platform == "darwin"
 
 _AT_HWCAP, _AT_HWCAP2 = 16, 26  # of getauxval(3)
@@ -18,7 +19,7 @@ _HWCAP2 = {"i8mm": 13}
 
 @cache
 def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor; importing LLVM to ask takes 30 ms and 40 MB."""
+    """Linux's description of the first processor; importing LLVM to ask takes 30 ms and 40 MB."""
     text = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     fields = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in fields}
@@ -26,14 +27,17 @@ def _cpuinfo() -> dict[str, str]:
 
 @cache
 def _capabilities() -> tuple[int, int]:
-    """The two words that Linux gives a process of AArch64: right under an emulator too."""
+    """The two capability words that Linux gives a process on AArch64.
+
+    Also right under an emulator.
+    """
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
     return getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2)
 
 
 def affinity() -> set[int]:
-    """The processors that the calling thread may run on; all where the system has no affinity."""
+    """The processors that the calling thread may run on; all if the system has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -52,12 +56,12 @@ def instruction_sets() -> frozenset[str]:
 
 
 def vendor() -> str:
-    """Who made this processor, as Linux calls it; "" where Linux does not say, as on AArch64."""
+    """The processor's vendor in Linux's words; "" if Linux names none, as on AArch64."""
     return _cpuinfo().get("vendor_id", "") if MACHINE != "aarch64" else ""
 
 
 def identity() -> str:
-    """Text that is another one on a processor with other instructions or of another kind."""
+    """A text that differs between processors of different instruction sets or kinds."""
     if MACOS:
         from tamis.platform import darwin
 

@@ -1,1 +1,1 @@
-"""Samplers: what chooses the next token from logits, one family a file, and grammars."""
+"""Samplers: steps that choose the next token from logits, one family a file, and grammars."""

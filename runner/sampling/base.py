@@ -1,6 +1,6 @@
-"""What every sampler stands on: the candidates, the step interface, the ranges, the random stream.
+"""What every sampler uses: candidates, the step interface, ranges, the random stream.
 
-Nothing here knows of tokenizers or models; the only import besides the standard library is NumPy.
+Nothing here depends on tokenizers or models; the only import besides the standard library is NumPy.
 """
 
 import math
@@ -16,11 +16,11 @@ RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # llama.h's LLAMA_DEFAULT_SEED is the las
 
 
 class SamplerError(ValueError):
-    """A sampling parameter, a chain, saved state or logits that cannot be used; says what can."""
+    """A parameter, a chain, a saved state or logits cannot be used; the message says what can."""
 
 
 class LogitsError(SamplerError):
-    """Logits that no token can be chosen by: the fault of the model, not of parameters."""
+    """No token can be chosen by these logits: the fault of the model, not of parameters."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,12 @@ def check(name: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The tokens still in play. The arrays are shared and never written to: a step makes new ones.
+    """The tokens that can still be chosen.
 
-    ids int32 [n] · logits float32 or float64 [n], of which -inf can never be chosen ·
-    sorted: by falling logits, equal ones by rising id.
+    Arrays are shared and never written to: steps make new ones.
+
+    ids int32 [n] · logits float32 or float64 [n], of which -inf can never be chosen · sorted: by
+    falling logits, equal ones by rising id.
     """
 
     ids: np.ndarray
@@ -105,7 +107,7 @@ class Candidates:
     def head(self, k: int) -> "Candidates":
         """Return the k best (all, where there are fewer), sorted."""
         n = len(self)
-        if self.sorted or k == 0:  # nothing to look for: there is no 0th value to partition by
+        if self.sorted or k == 0:  # nothing to search: there is no 0th value to partition by
             return self.take(slice(k), sorted=True)
         if k >= n:
             return self.take(np.lexsort((self.ids, -self.logits)), sorted=True)
@@ -139,7 +141,8 @@ class Candidates:
         if not len(tokens):
             return np.empty(0, np.intp), np.empty(0, np.intp)
         if tokens[-1] < len(self) and (self.ids[tokens] == tokens).all():
-            return tokens, np.arange(len(tokens))  # the whole vocabulary, in order: nothing to seek
+            # the whole vocabulary, in order: no search is needed
+            return tokens, np.arange(len(tokens))
         which = np.searchsorted(tokens, self.ids).clip(max=len(tokens) - 1)
         rows = np.flatnonzero(tokens[which] == self.ids)
         return rows, which[rows]
@@ -154,40 +157,40 @@ def excluded() -> SamplerError:
 
 
 class Step:
-    """One element of a chain. All hooks but `apply` may stay as they are.
+    """One element of a chain. All hooks but `apply` have defaults.
 
-    A step that keeps state (history, random stream, mu) carries it in itself and hands it out with
-    `get_state`, a dict of ints, floats, strings and lists. A grammar is one more Step: `apply` sets
-    the logits it forbids to -inf, `accept` moves it on.
+    A step that keeps state (history, random stream, mu) returns it from `get_state`, as a dict of
+    ints, floats, strings and lists. A grammar is one more Step: `apply` sets the logits it forbids
+    to -inf, `accept` advances it.
     """
 
     chooses: ClassVar[bool] = False  # leaves exactly one candidate; ends a chain
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return what this step leaves of `c`; never empty, never writing to the arrays of `c`."""
+        """The candidates that this step leaves; never empty, never writing to the arrays of `c`."""
         raise NotImplementedError
 
     def accept(self, token_id: int) -> None:
-        """Take `token_id` into the history."""
+        """Append `token_id` to the history."""
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take the tokens of a prompt into the history: each as by `accept`, unless it is faster.
+        """Append the tokens of a prompt to the history, as `accept` does for each, but faster.
 
-        A step that follows the answer alone, as a grammar does, takes none of them.
+        A step that follows the answer alone, as a grammar does, ignores them.
         """
         if type(self).accept is not Step.accept:
             for token_id in token_ids:
                 self.accept(token_id)
 
     def reset(self) -> None:
-        """Go back to the state just after construction."""
+        """Restore the state just after construction."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return what `set_state` needs to go on from here."""
+        """The state that `set_state` restores."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from where `get_state` was called."""
+        """Restore the state that `get_state` returned."""
 
 
 def resolve_seed(seed: int | None) -> int:
@@ -203,8 +206,8 @@ def resolve_seed(seed: int | None) -> int:
 class RandomStream:
     """Uniform numbers from a seed: the same on every machine and with every version of NumPy.
 
-    Only PCG64's raw output is used, because NumPy keeps that stable and the distributions of its
-    Generator not. `lane` keeps two users of one seed (XTC and Dist) apart.
+    Only PCG64's raw output is used, because NumPy keeps that stable, unlike the distributions of
+    its Generator. `lane` keeps two users of one seed (XTC and Dist) apart.
     """
 
     def __init__(self, seed: int, lane: int = 0) -> None:
@@ -212,7 +215,7 @@ class RandomStream:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to the first number."""
+        """Restart at the first number."""
         unsigned = self.seed % (1 << 64)
         self._bits = np.random.PCG64(np.random.SeedSequence([unsigned, self.lane]))
 
@@ -226,7 +229,7 @@ class RandomStream:
         return {"seed": self.seed, "state": int(raw["state"]), "inc": int(raw["inc"])}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
+        """Restore the state of `get_state`."""
         self.seed = int(state["seed"])
         self.reset()
         whole: Any = self._bits.state

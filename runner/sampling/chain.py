@@ -52,18 +52,18 @@ __all__ = [
 ]
 
 MIROSTAT_M = 100  # the paper's and llama.cpp's number of tokens in the fit of version 1
-MAX_BREAKER_CHARS = 40  # llama.cpp cuts longer ones short; here they are refused
+MAX_BREAKER_CHARS = 40  # llama.cpp truncates longer ones; here they are refused
 
 
 @dataclass(frozen=True)
 class SamplerParams:
-    """What a user sets: the names of llama-server's requests, the defaults of llama.cpp.
+    """The user's sampling parameters, with the names of llama-server and llama.cpp's defaults.
 
     Each value is checked against its range (SamplerError; NaN is refused). temp <= 0 is greedy,
     unless dynatemp_range > 0. With mirostat 1 or 2 only logit_bias, ignore_eos, temp, seed and the
     mirostat values count, as in llama.cpp. seed None or -1 draws one: see `Sampler.seed`.
-    logit_bias maps token ids to what is added to their logits (-inf forbids); it is kept as
-    pairs, so that parameters can be hashed.
+    logit_bias maps token ids to the number that is added to their logits (-inf forbids); it is
+    stored as pairs, so that parameters can be hashed.
     """
 
     seed: int | None = -1
@@ -116,13 +116,13 @@ class SamplerParams:
 
     @property
     def dry(self) -> bool:
-        """Whether DRY does anything."""
+        """Whether DRY has an effect."""
         on = self.dry_multiplier > 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0
         return on and self.mirostat == 0
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is chosen and no random number drawn by the last step."""
+        """Whether the last step chooses the best token without drawing a random number."""
         return self.temp <= 0 and (self.dynatemp_range <= 0 or self.mirostat != 0)
 
 
@@ -133,11 +133,11 @@ def build_chain(
     eog: Collection[int] = (),
     dry_breakers: Sequence[Sequence[int]] = (),
 ) -> list[Step]:
-    """Return llama.cpp's default chain for `params`, without the steps that would do nothing.
+    """Return llama.cpp's default chain for `params`, without the steps that would have no effect.
 
     logit_bias · penalties · dry · top_n_sigma · top_k · typical_p · top_p · min_p · xtc ·
-    temperature · dist or greedy; with mirostat: logit_bias · temperature · mirostat. A grammar,
-    once there is one, comes after logit_bias. All random steps get one seed.
+    temperature · dist or greedy; with mirostat: logit_bias · temperature · mirostat. A grammar, if
+    there is one, follows logit_bias. All random steps get one seed.
     """
     p, seed = params, resolve_seed(params.seed)
     bias = dict(p.logit_bias) | (dict.fromkeys(eog, -math.inf) if p.ignore_eos else {})
@@ -190,11 +190,11 @@ def _mirostat_tail(p: SamplerParams, n_vocab: int, seed: int) -> list[Step]:
 
 
 class Sampler:
-    """Chooses the next token of one sequence, and remembers what the steps need to know of it.
+    """Chooses the next token of one sequence, and keeps the state of the steps.
 
     eog: the ids that end a text, forbidden with params.ignore_eos. dry_breakers: the sequence
     breakers of DRY as token ids; the tokenizer's owner makes them of params.dry_sequence_breakers
-    with `breaker_sequences`, so that nothing here knows of tokenizers.
+    with `breaker_sequences`, so that nothing here depends on tokenizers.
     """
 
     def __init__(
@@ -223,7 +223,10 @@ class Sampler:
         return sampler
 
     def limited(self, grammar: Step) -> "Sampler":
-        """Return this sampler with a grammar after its biases; tokens seen so far are not its."""
+        """Return this sampler with a grammar after its biases.
+
+        The grammar ignores tokens seen so far.
+        """
         other = self.clone()
         n = sum(isinstance(step, LogitBias) for step in other.steps)
         other.steps = (*other.steps[:n], grammar, *other.steps[n:])
@@ -256,15 +259,15 @@ class Sampler:
 
     @property
     def seed(self) -> int | None:
-        """The seed in use, also where it was drawn; None for a chain without randomness."""
+        """The seed in use, including a drawn one; None for a chain without randomness."""
         seeds = [step.seed for step in self.steps if hasattr(step, "seed")]
         return seeds[-1] if seeds else None
 
     def sample(self, logits: np.ndarray) -> int:
-        """Return the id of the next token; `logits` float32 [n_vocab] are left as they are.
+        """Return the id of the next token; `logits` float32 [n_vocab] are not changed.
 
-        Draws random numbers, but enters nothing into the history: that is `accept`.
-        SamplerError for logits of another shape, NaN, +inf, or none that can be chosen.
+        Draws random numbers, but does not change the history: `accept` does. Raises SamplerError
+        for logits of another shape, NaN, +inf, or none that can be chosen.
         """
         c = Candidates(self._ids, self._checked(logits))
         for step in self.steps:
@@ -275,7 +278,7 @@ class Sampler:
     def after_steps(
         self, logits: np.ndarray, n: int, chosen: int
     ) -> tuple[list[tuple[int, float]], float]:
-        """As `logprobs` and `logprob`, of what the steps before the choosing one leave.
+        """The results of `logprobs` and `logprob` for the candidates before the choosing step.
 
         To be called between `sample` and `accept`. Changes no state.
         """
@@ -294,14 +297,16 @@ class Sampler:
 
     @property
     def n_best(self) -> int | None:
-        """How many of the best logits are all that `sample` looks at; None: it looks at all."""
+        """The number of best logits that `sample` needs; None: it needs all."""
         first = self.steps[0]
         if isinstance(first, TopK) and first.k > 0:
             return first.k
         return 1 if isinstance(first, Greedy) else None
 
     def sample_best(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """As `sample`, of the `n_best` best finite ones, sorted; gives the row of the token.
+        """Do what `sample` does with only the `n_best` best finite logits.
+
+        Returns the row of the token.
 
         ids int32, logits float32 [n_best]: by falling logit, equal ones by rising id.
         """
@@ -316,7 +321,7 @@ class Sampler:
             raise SamplerError(
                 f"logits have shape {logits.shape}, expected ({self.n_vocab},): pass one row"
             )
-        top = logits.max()  # NaN where any logit is: one pass checks everything
+        top = logits.max()  # NaN if any logit is NaN: one pass checks everything
         if math.isfinite(top):
             return logits
         if top == -math.inf:
@@ -328,13 +333,13 @@ class Sampler:
         )
 
     def accept(self, token_id: int) -> None:
-        """Enter a token, of the prompt or sampled, into the history of all steps."""
+        """Append a token, of the prompt or sampled, to the history of all steps."""
         self._check_id(token_id, "accept got")
         for step in self.steps:
             step.accept(int(token_id))
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Enter the tokens of a prompt into the history of all steps that look back beyond it."""
+        """Append the tokens of a prompt to the history of all steps that consider the prompt."""
         ids = [int(token_id) for token_id in token_ids]
         for end in (min(ids), max(ids)) if ids else ():
             self._check_id(end, "read got")
@@ -342,7 +347,7 @@ class Sampler:
             step.read(ids)
 
     def reset(self) -> None:
-        """Drop the history and start the random streams again: the same text follows."""
+        """Clear the history and restart the random streams: the same text follows."""
         for step in self.steps:
             step.reset()
 
@@ -358,10 +363,10 @@ class Sampler:
         return {"version": 1, "n_vocab": self.n_vocab, "steps": steps}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state` of a sampler with the same steps; its seed comes along.
+        """Restore the state of a sampler with the same steps, including its seed.
 
-        SamplerError for another version, vocabulary or chain, or a damaged state; then nothing
-        has changed.
+        SamplerError for another version, vocabulary or chain, or a damaged state; then nothing has
+        changed.
         """
         names = [type(s).__name__ for s in self.steps]
         try:
@@ -386,7 +391,7 @@ class Sampler:
     def logprobs(self, logits: np.ndarray, n: int) -> list[tuple[int, float]]:
         """Return (id, natural log of the probability) of the `n` likeliest tokens, best first.
 
-        Of the whole softmax of the raw logits, in float64, before any step.
+        Probabilities are of the softmax of all raw logits, in float64, before any step.
         """
         logits = self._checked(logits)
         log_sum = _log_sum_exp(logits)

@@ -1,4 +1,4 @@
-"""Steps that end a chain by choosing one token: greedy, by chance, mirostat 1 and 2."""
+"""Steps that end a chain by choosing one token: greedy, sampling, mirostat 1 and 2."""
 
 import math
 from dataclasses import dataclass, field
@@ -44,12 +44,12 @@ class Dist(Step):
         self._random = RandomStream(self.seed)
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return one candidate; draws one number however few there are."""
+        """Return one candidate; always draws one number."""
         row = self._random.choose(c, c.probs())
         return c.take(slice(row, row + 1), sorted=True)
 
     def reset(self) -> None:
-        """Start the random stream again."""
+        """Restart the random stream."""
         self._random.reset()
 
     def get_state(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Dist(Step):
         return {"random": self._random.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a random stream."""
+        """Restore a random stream."""
         self._random.set_state(state["random"])
         self.seed = self._random.seed
 
@@ -67,8 +67,8 @@ class MirostatV2(Step):
     """Keeps the surprise of the text near `tau` bits (Basu et al. 2021), by the simple rule.
 
     Tokens of surprise -log2 p above mu are dropped, one of the others is drawn, and once it is
-    accepted mu moves by -eta * (its surprise among them - tau). mu starts at 2 tau. llama.cpp
-    moves mu when the token is drawn; here a draw that is thrown away moves nothing.
+    accepted mu moves by -eta * (its surprise among them - tau). mu starts at 2 tau. llama.cpp moves
+    mu when the token is drawn; here a draw that is not accepted changes nothing.
     """
 
     tau: float = 5.0
@@ -93,7 +93,7 @@ class MirostatV2(Step):
         return c.take(keep, c.sorted).all_sorted() if keep.any() else c.head(1)
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return one candidate; mu waits for `accept`."""
+        """Return one candidate; mu changes at `accept`."""
         c = self.kept(c)
         probs = c.probs()
         row = self._random.choose(c, probs)
@@ -101,13 +101,13 @@ class MirostatV2(Step):
         return c.take(slice(row, row + 1), sorted=True)
 
     def accept(self, token_id: int) -> None:
-        """Move mu towards tau where `token_id` is the token last drawn; else leave it."""
+        """Move mu towards tau if `token_id` is the token last drawn; else do nothing."""
         if self._pending is not None and self._pending[0] == token_id:
             self.mu -= self.eta * (self._pending[1] - self.tau)
         self._pending = None
 
     def reset(self) -> None:
-        """Set mu to 2 tau and start the random stream again."""
+        """Set mu to 2 tau and restart the random stream."""
         self.mu, self._pending = 2.0 * self.tau, None
         self._random.reset()
 
@@ -117,7 +117,7 @@ class MirostatV2(Step):
         return {"mu": self.mu, "pending": pending, "random": self._random.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`."""
+        """Restore the state of `get_state`."""
         mu, pending = float(state["mu"]), state["pending"]
         if not math.isfinite(mu):
             raise SamplerError(f"mirostat's mu is {mu}, expected a finite number: call reset()")

@@ -1,7 +1,7 @@
-"""DRY: a penalty on the tokens that would go on with a repetition (P. E. Weidmann, 2024).
+"""DRY: a penalty on tokens that would extend a repetition (P. E. Weidmann, 2024).
 
-The sampler sees token ids only. What ends a repetition (a line end, a quote) is text, so the caller
-turns it into id sequences once, with `breaker_sequences`, and hands these in.
+The sampler sees token ids only. The texts that end a repetition (a line end, a quote) are converted
+to id sequences once by the caller, with `breaker_sequences`.
 """
 
 import math
@@ -100,7 +100,8 @@ class Dry(Step):
         if len(recent) <= self.allowed_length or limit < self.allowed_length:
             return {}
         h = np.array(recent, dtype=np.int32)
-        lengths = np.zeros(len(h), dtype=np.int64)  # [i]: how much of the end also ends at i
+        # [i]: how much of the history's end also ends at i
+        lengths = np.zeros(len(h), dtype=np.int64)
         ends = np.flatnonzero(h[:-1] == h[-1])
         n = 1
         while len(ends):
@@ -111,7 +112,7 @@ class Dry(Step):
             ends = ends[h[ends - n] == h[-1 - n]]
             n += 1
         repeats = np.flatnonzero(lengths >= self.allowed_length)
-        # By rising length, so that of several entries of a token the longest stays in the dict.
+        # By rising length, so that the longest of a token's entries stays in the dict.
         repeats = repeats[np.argsort(lengths[repeats], kind="stable")]
         return dict(zip(h[repeats + 1].tolist(), lengths[repeats].tolist(), strict=True))
 
@@ -135,7 +136,7 @@ class Dry(Step):
     def accept(self, token_id: int) -> None:
         """Append `token_id` to the history."""
         self._history.append(token_id)
-        # Dropping the old ones only now and then keeps the cost per token constant.
+        # Dropping old tokens only now and then keeps the cost per token constant.
         if self.last_n >= 0 and len(self._history) > 2 * self.last_n + 64:
             del self._history[: len(self._history) - self.last_n]
 
@@ -154,5 +155,5 @@ class Dry(Step):
         return {"history": list(self._recent()) if self.last_n else []}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a history."""
+        """Restore a history."""
         self._history = array("i", state["history"])

@@ -1,7 +1,7 @@
 """A step that keeps the tokens a grammar allows: GBNF or a JSON schema, through llguidance.
 
-llguidance follows the bytes of a text through an Earley parser and gives, for every step, the set
-of tokens whose bytes can come next.
+llguidance feeds the bytes of a text to an Earley parser and returns, for every step, the set of
+tokens whose bytes can come next.
 """
 
 import functools
@@ -21,34 +21,37 @@ from tamis.platform.processes import child_environment
 from tamis.sampling.base import Candidates, SamplerError, Step
 from tamis.sampling.vocabulary import Bytes, GrammarTokenizer
 
-# llguidance's compiler recurses along chains of rules: 4 MiB of stack end at 1,500 of them.
-# Grammars that go deeper than this, or are long, are first compiled in a process of their own.
+# llguidance's compiler recurses along chains of rules: 4 MiB of stack suffice for 1,500 of them.
+# Deeper or long grammars are first compiled in a process of their own.
 _SAFE_LEVELS, _SAFE_BYTES = 400, 200_000
 _TRIAL_STACK = 4 << 20  # half of what threads usually have
 _TRIAL_SECONDS, _TRIAL_BYTES = 30, 2 << 30
-# Between the marks of a JSON text. Without a limit, small models write nothing else for ever.
+# White space of JSON. Without a limit, small models could write nothing else for ever.
 _SPACE = r"[ \n\t]{0,16}"
 
 
 def json_grammar(schema: Any) -> str:
     """A JSON schema as text for llguidance. Raises SamplerError, ImportError.
 
-    As llama.cpp reads schemas, an object with properties has no others unless the schema says so.
-    A large one is first compiled by another process, whose crash is a SamplerError here.
+    As in llama.cpp, an object with properties has no others unless the schema says so. A large
+    schema is first compiled by another process, whose crash is a SamplerError here.
     """
     return tried(compile_schema(schema)).text
 
 
 def gbnf_grammar(text: str, tokenizer: GrammarTokenizer | None = None) -> str:
-    """A GBNF grammar, as llama.cpp writes it, as text for llguidance. Raises as json_grammar.
+    """A GBNF grammar in llama.cpp's notation, as text for llguidance.
 
-    tokenizer: knows the tokens that the grammar names; without it only numbers of tokens are taken.
+    Raises what json_grammar raises.
+
+    tokenizer: resolves the tokens that the grammar names; without it only token numbers are
+    accepted.
     """
     return tried(compile_gbnf(text, tokenizer)).text
 
 
 def compile_schema(schema: Any) -> CompiledGrammar:
-    """As json_grammar, in this process however large it is; also what is not enforced."""
+    """Do what json_grammar does, always in this process; returns also what is not enforced."""
     llguidance()
     try:
         return _checked(compiled_schema(schema, _SPACE))
@@ -57,7 +60,7 @@ def compile_schema(schema: Any) -> CompiledGrammar:
 
 
 def compile_gbnf(text: str, tokenizer: GrammarTokenizer | None = None) -> CompiledGrammar:
-    """As gbnf_grammar, in this process however large it is."""
+    """Do what gbnf_grammar does, always in this process."""
     llguidance()
     try:
         return _checked(compiled_gbnf(text, tokenizer))
@@ -66,7 +69,7 @@ def compile_gbnf(text: str, tokenizer: GrammarTokenizer | None = None) -> Compil
 
 
 def tried(grammar: CompiledGrammar) -> CompiledGrammar:
-    """The grammar again, after a trial where it is large. Raises SamplerError."""
+    """The grammar itself, after a trial if it is large. Raises SamplerError."""
     if grammar.n_level > _SAFE_LEVELS or len(grammar.text) > _SAFE_BYTES:
         _try_out(grammar.text)
     return grammar
@@ -97,7 +100,7 @@ def _try_out(text: str) -> None:
 
 
 def _checked(grammar: CompiledGrammar) -> CompiledGrammar:
-    if grammar.n_level > _SAFE_LEVELS:  # the trial does it
+    if grammar.n_level > _SAFE_LEVELS:  # the trial compiles it
         return grammar
     wrong, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar.text)
     if wrong:
@@ -106,7 +109,7 @@ def _checked(grammar: CompiledGrammar) -> CompiledGrammar:
 
 
 def allowed(c: Candidates, mask: bytes, n_vocab: int) -> Candidates:
-    """The candidates whose bit is set in a mask. SamplerError where there are none."""
+    """The candidates whose bit is set in a mask. Raises SamplerError if there are none."""
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=n_vocab, bitorder="little")
     kept = c.take(bits.astype(bool)[c.ids], c.sorted)
     if not len(kept):
@@ -115,7 +118,7 @@ def allowed(c: Candidates, mask: bytes, n_vocab: int) -> Candidates:
 
 
 class Grammar(Step):
-    """Keeps the tokens that can come next; where the text may end, those that end it too."""
+    """Keeps the tokens that can come next; where the text may end, also those that end it."""
 
     def __init__(self, grammar: str, tokenizer: GrammarTokenizer) -> None:
         matcher = llguidance().LLMatcher(tokenizer.wrapped, grammar, log_level=0)
@@ -131,19 +134,19 @@ class Grammar(Step):
         return other
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return the candidates that the grammar allows. SamplerError where there are none."""
+        """The candidates that the grammar allows. Raises SamplerError if there are none."""
         return allowed(c, self.mask(), self._n_vocab)
 
     def mask(self) -> bytes:
-        """The tokens that can come next, a bit each, the lowest first. Raises SamplerError."""
+        """The tokens that can come next, one bit each, the lowest first. Raises SamplerError."""
         found: bytes = self._matcher.compute_bitmask()
         self._raise_error()
         return found
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token. SamplerError where the grammar does not allow it; nothing changes.
+        """Advance by a token. Raises SamplerError if the grammar forbids it; then nothing changes.
 
-        Also SamplerError where the grammar outgrows llguidance's limits: it cannot go on then.
+        It also raises SamplerError if the grammar outgrows llguidance's limits and cannot continue.
         """
         if self._matcher.is_stopped():
             return
@@ -153,15 +156,15 @@ class Grammar(Step):
         self._accepted.append(token_id)
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take no token: a grammar is of the answer alone."""
+        """Do nothing: a grammar covers the answer alone."""
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            # The rest of the message is the parser's state, page after page.
+            # The rest of the message is a dump of the parser's state, many pages long.
             raise SamplerError(f"grammar: {self._matcher.get_error().splitlines()[0]}")
 
     def reset(self) -> None:
-        """Begin the text again."""
+        """Restart the text."""
         self._matcher.reset()
         self._accepted = []
 
@@ -170,18 +173,21 @@ class Grammar(Step):
         return {"accepted": list(self._accepted)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after these tokens."""
+        """Restore the state after these tokens."""
         self.reset()
         self.accept_all(state["accepted"])
 
     def accept_all(self, token_ids: Iterable[int]) -> None:
-        """Go on with several tokens."""
+        """Advance by several tokens."""
         for token_id in token_ids:
             self.accept(int(token_id))
 
 
 def _trial() -> int:
-    """The trial of a grammar: standard input, compiled under limits; 0 where it can be used."""
+    """Compile the grammar of standard input under limits, in the trial process.
+
+    Returns 0 on success.
+    """
     from tamis.platform.limits import limit, lower
 
     limit("core", 0)

@@ -1,4 +1,4 @@
-"""What a text that fills a gap goes on with: end it, or one of few likely tokens."""
+"""The sampler of infill: end the gap's text, or keep few likely tokens."""
 
 from collections.abc import Callable, Collection
 
@@ -6,21 +6,24 @@ import numpy as np
 
 from tamis.sampling.base import Candidates, Step
 
-_LEAST = 0.2  # probability of a token that is kept, before those of few are compared
+_LEAST = 0.2  # the least probability of a kept token, before few ones are compared
 
 
 class Infill(Step):
-    """Chooses whether the gap is filled, and else drops unlikely tokens; llama.cpp's infill.
+    """Chooses whether the gap is filled, else drops unlikely tokens; llama.cpp's infill.
 
-    It belongs behind top-k: its time grows with the square of the candidates.
+    It belongs after top-k: its time grows with the square of the candidates.
     """
 
     def __init__(self, piece: Callable[[int], bytes], eog: Collection[int], eot: int) -> None:
-        """piece: the bytes of a token. eog: tokens that end a text. eot: the one of no others."""
+        """Make the step; piece: returns a token's bytes.
+
+        eog: tokens that end a text. eot: the token chosen if no other is left.
+        """
         self._piece, self._eog, self._eot = piece, frozenset(eog), eot
 
     def apply(self, c: Candidates) -> Candidates:
-        """The tokens that are left: those that end the text, or likely ones, or eot alone."""
+        """The remaining tokens: those that end the text, or likely ones, or eot alone."""
         probs = c.probs().astype(np.float64)
         ends = np.array([int(i) in self._eog for i in c.ids])
         if 3 * probs[ends].sum() * len(c) > probs[~ends].sum():
@@ -35,7 +38,7 @@ class Infill(Step):
         return Candidates(c.ids[kept], logits, False)
 
     def _join(self, c: Candidates, probs: np.ndarray) -> None:
-        """Where one text begins another, the likelier token gets the probability of both."""
+        """Give the likelier of two tokens both probabilities, if one's text begins the other's."""
         texts = [self._piece(int(i)) for i in c.ids]
         for i, one in enumerate(texts):
             for j, other in enumerate(texts):

@@ -84,7 +84,7 @@ class Penalties(Step):
         return Candidates(c.ids, logits)
 
     def accept(self, token_id: int) -> None:
-        """Count `token_id`, and no longer the token that leaves the window."""
+        """Count `token_id`, and discount the token that leaves the window."""
         if self.last_n == 0:
             return
         if len(self._window) == self.last_n:
@@ -96,7 +96,7 @@ class Penalties(Step):
         self._counts[token_id] += 1
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Count the tokens of a prompt, of which those before the window are not looked at."""
+        """Count the tokens of a prompt that fall within the window."""
         if self.last_n == 0:
             return
         window = [*self._window, *map(int, token_ids)]
@@ -112,14 +112,14 @@ class Penalties(Step):
         return {"window": list(self._window)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a window."""
+        """Restore a window."""
         self.reset()
         for token_id in state["window"]:
             self.accept(int(token_id))
 
 
 def scaled(c: Candidates, temp: float) -> Candidates:
-    """Return `c` with its logits divided by `temp`; only the best token where temp is 0 or less."""
+    """Return `c` with its logits divided by `temp`; only the best token if temp is 0 or less."""
     if temp < TEMP_GREEDY:
         return c.head(1)
     return Candidates(c.ids, np.divide(c.logits, temp, dtype=np.float64), c.sorted)
@@ -143,8 +143,8 @@ class Temp(Step):
 class DynaTemp(Step):
     """Divides the logits by a temperature that follows the entropy H of the candidates.
 
-    T = low + (high - low) * (H / log n)^exponent for n candidates, where low = temp - range, but
-    not below 0, and high = temp + range. Sure models get cool, unsure ones hot.
+    T = low + (high - low) * (H / log n)^exponent for n candidates, where low = max(temp - range, 0)
+    and high = temp + range. So T is low for certain distributions, high for uncertain ones.
     """
 
     temp: float
@@ -157,7 +157,7 @@ class DynaTemp(Step):
         check("dynatemp_exponent", self.exponent)
 
     def apply(self, c: Candidates) -> Candidates:
-        """Return `c` at the temperature of its entropy; a single candidate as it is."""
+        """Return `c` at the temperature of its entropy; a single candidate is unchanged."""
         if len(c) < 2:
             return c
         probs = c.probs()

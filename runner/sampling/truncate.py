@@ -1,4 +1,4 @@
-"""Steps that drop candidates and leave the logits of the others as they are."""
+"""Steps that drop candidates and do not change the logits of the others."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ import numpy as np
 
 from tamis.sampling.base import Candidates, RandomStream, Step, check, resolve_seed
 
-# TopP of an unsorted vocabulary sorts this many of the best, and more only while their mass falls
-# short: language models rarely need as many, and a full sort costs 50 times the partition.
+# TopP of an unsorted vocabulary sorts this many of the best, and more only if their mass is too
+# small: language models rarely need as many, and a full sort costs 50 times the partition.
 TOP_P_HEAD = 2048
 TOP_P_GROWTH = 8
 XTC_LANE = 1  # XTC's coin must not follow the draw of Dist that shares its seed
@@ -116,7 +116,7 @@ class TopP(Step):
             k *= TOP_P_GROWTH
 
     def _count(self, probs: np.ndarray) -> int:
-        """How many to keep; more than there are where their mass falls short of p."""
+        """The number of candidates to keep; more than there are if their mass is below p."""
         n = int(np.searchsorted(np.cumsum(probs), self.p, side="left")) + 1
         return max(n, self.min_keep)
 
@@ -151,8 +151,8 @@ class MinP(Step):
 class Xtc(Step):
     """With chance `probability` drops all but the last of those with p >= `threshold`.
 
-    "Exclude top choices" (P. E. Weidmann, 2024). Nothing is dropped where fewer than two reach the
-    threshold, where fewer than `min_keep` would be left, or with a threshold above 0.5.
+    "Exclude top choices" (P. E. Weidmann, 2024). Nothing is dropped if fewer than two reach the
+    threshold, if fewer than `min_keep` would be left, or with a threshold above 0.5.
     """
 
     probability: float
@@ -181,7 +181,7 @@ class Xtc(Step):
         return c.take(slice(dropped, None), sorted=True)
 
     def reset(self) -> None:
-        """Start the random stream again."""
+        """Restart the random stream."""
         self._random.reset()
 
     def get_state(self) -> dict[str, Any]:
@@ -189,6 +189,6 @@ class Xtc(Step):
         return {"random": self._random.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take over a random stream."""
+        """Restore a random stream."""
         self._random.set_state(state["random"])
         self.seed = self._random.seed

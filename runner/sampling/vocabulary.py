@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it."""
+"""A model's vocabulary in the form that llguidance reads."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from tamis.sampling.base import SamplerError
 
 
 class Pieces(Protocol):
-    """What a grammar needs of a tokenizer."""
+    """What a grammar needs of a tokenizer: a Protocol."""
 
     bos: int | None
     eos: int | None
@@ -21,14 +21,17 @@ class Pieces(Protocol):
         parse_special: bool = False,
         compose: bool = True,
     ) -> list[int]:
-        """Token ids of a text; without compose they spell it to the byte."""
+        """The token ids of a text; without compose their bytes are exactly the text's."""
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """The bytes of a token."""
 
 
 class GrammarTokenizer:
-    """A vocabulary as llguidance reads it. Takes half a second for 150,000 tokens: keep it."""
+    """A vocabulary in the form that llguidance reads.
+
+    Takes half a second for 150,000 tokens: keep it.
+    """
 
     def __init__(self, tokenizer: Pieces, n_vocab: int) -> None:
         library, self.n_vocab = llguidance(), n_vocab
@@ -54,7 +57,7 @@ class GrammarTokenizer:
         return self._tokenizer.eog
 
     def token(self, text: str) -> int | None:
-        """The token that is this text, special or not; None where it is several."""
+        """The token of this text, special or not; None if it takes several."""
         found = self._tokenizer.encode(text, add_special=False, parse_special=True)
         return found[0] if len(found) == 1 else None
 
@@ -65,7 +68,7 @@ class GrammarTokenizer:
 
 
 class Bytes:
-    """A vocabulary of the 256 bytes and an end, for trials."""
+    """A vocabulary of the 256 bytes and an end token, for trials."""
 
     n_vocab = 257
     bos: int | None = None
@@ -84,5 +87,5 @@ class Bytes:
         return list(text.encode())
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
-        """A byte; of the end nothing, unless special."""
+        """A byte; for the end token nothing, unless special."""
         return bytes([token_id]) if token_id < 256 else b"<end>" * special

@@ -1,10 +1,10 @@
-"""Auto: HiP with a floor under its retained mass, dense while the context is short.
+"""Auto: HiP with a lower bound on its retained mass, dense while the context is short.
 
-Decides: at decode, nothing up to `least` positions; from there on HiP in all layers, each head
-metered (see select/metered.py): where the estimate of what it holds is below `mass`, its row reads
-more, and everything where that is not enough. HiP is taken because it has nothing to do before its
-first step and was the fastest at any mass; k is a `part`-th of the context that the session has.
-State: HiP's and the meter's.
+Decides: at decode, everything up to `least` positions; from there on HiP in all layers, each head
+metered (see select/metered.py): if the estimate of its retained mass is below `mass`, its row reads
+more, and everything if that is not enough. HiP is used because it needs no work before its first
+step and was the fastest at any mass; k is a `part`-th of the session's context. State: HiP's and
+the meter's.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 
 SHORT = "short"  # the phase in which everything is read
 LEAST_K = 64
-# Where a GPU keeps the keys. Measured to 131,072: HiP's search for a 16th takes longer there than
+# If a GPU holds the keys. Measured up to 131,072: HiP's search for a 16th takes longer there than
 # reading all, and both grow with the context.
 LEAST_ON_GPU = 1 << 20
 
 
 @dataclass(frozen=True)
 class Auto:
-    """mass: what each head holds, by estimate. least: positions up to which all is read."""
+    """mass: the retained mass of each head, by estimate.
+
+    least: positions up to which all is read.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
     all_layers: ClassVar[bool] = True
@@ -53,18 +56,19 @@ class Auto:
             "least >= 0",
             "part >= 1",
         )
-        if (self.mass, self.samples) != (Auto.mass, Auto.samples):  # imports what checks them
+        # imports the module that checks them
+        if (self.mass, self.samples) != (Auto.mass, Auto.samples):
             self._metered(LEAST_K)
 
     def _metered(self, k: int) -> "Metered":
-        """The method, with HiP's k. Raises ValueError for a number out of range."""
+        """The metered method, with HiP's k. Raises ValueError for a number out of range."""
         from tamis.select.metered import Metered
 
         inner = _Long(parse_method(f"hip:k={k},l_d=0"), self.least)
         return Metered(inner, mass=self.mass, samples=self.samples, seed=self.seed)
 
     def open(self, shape: SelectorShape) -> SelectorState:
-        """The state of one sequence; of one that cannot be long, dense attention's."""
+        """The state of one sequence; for one that cannot be long, dense attention's."""
         if shape.n_ctx <= self.least:
             return SelectorState(shape)
         return self._metered(max(LEAST_K, shape.n_ctx // self.part // 64 * 64)).open(shape)
@@ -84,7 +88,7 @@ class _Long:
 
 
 class _State(SelectorState):
-    """HiP's, left alone in the phase SHORT."""
+    """HiP's state, unused in the phase SHORT."""
 
     def __init__(self, params: _Long, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -103,7 +107,7 @@ class _State(SelectorState):
         return self._inner.reads_all(rec, layer, sel)
 
     def phase(self, step: int) -> str:
-        # Step 0 is what is recorded first: the kernels of the other phase must be there in time.
+        # Step 0 is recorded first: the kernels of the other phase must be available in time.
         self._phase = SHORT if 0 < step < self._least else self._inner.phase(step)
         return self._phase
 

@@ -1,8 +1,8 @@
 """The contract of a selector: which cached positions take part in attention.
 
-A method is one file: a frozen dataclass (the paper's hyperparameters) whose `open` gives the state
-of one sequence. The state's hooks run while a Program is recorded: they record ops over arrays and
-never look at values. The defaults here are dense attention.
+A method is one file: a frozen dataclass (the paper's hyperparameters) whose `open` returns the
+state of one sequence. The state's hooks run while a Program is recorded: they record ops over
+arrays and never read values. The defaults here are dense attention.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from tamis.model.hparams import HParams
     from tamis.select.meter import Meter
 
-BLOCK = 64  # tokens a dense index stands for: one page
+BLOCK = 64  # tokens of a block of dense attention: one page
 SPAN = 256  # rows of scores are a multiple of it: see ops.SCORE_KEYS
-DECODE, PREFILL = "decode", "prefill"  # what a method can serve: its roles
+DECODE, PREFILL = "decode", "prefill"  # the roles that a method can serve
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorShape:
-    """What a selector knows of the model and the session. Counts in tokens and heads.
+    """What a selector needs to know of the model and the session. Counts in tokens and heads.
 
-    n_ctx is of whole pages, a session's rounded up: marks of 64 tokens a word are divided by it.
-    Raises ValueError where it is not.
+    n_ctx is a session's context rounded up to whole pages, as marks have words of 64 tokens. Raises
+    ValueError if it is not.
     """
 
     n_layer: int
@@ -42,10 +42,10 @@ class SelectorShape:
     head_dim: int
     n_ctx: int
     n_ubatch: int
-    window: tuple[int, ...]  # a layer's own sliding window, 0 = full
-    attention_scale: float = 0.0  # what scores are multiplied by; 0: head_dim ** -0.5
-    on_gpu: bool = False  # where keys are chosen
-    int8_keys: bool = False  # whether scores of all keys are by a copy in int8: see key_codes.py
+    window: tuple[int, ...]  # each layer's own sliding window, 0 = full
+    attention_scale: float = 0.0  # the scale of scores; 0: head_dim ** -0.5
+    on_gpu: bool = False  # whether keys are selected on a GPU
+    int8_keys: bool = False  # whether methods score keys by an int8 copy: see key_codes.py
 
     def __post_init__(self) -> None:
         if self.n_ctx % PAGE:
@@ -55,40 +55,40 @@ class SelectorShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share one KV head."""
+        """The number of query heads that share one KV head."""
         return self.n_head // self.n_head_kv
 
     @property
     def scale(self) -> float:
-        """What scores of attention are multiplied by."""
+        """The scale of attention scores."""
         return self.attention_scale or self.head_dim**-0.5
 
 
 def with_heads(shape: SelectorShape, hp: "HParams") -> SelectorShape:
-    """The same with another shape's heads."""
+    """The shape with the heads of other hyperparameters."""
     heads = {name: getattr(hp, name) for name in ("n_head", "n_head_kv", "head_dim")}
     return dataclasses.replace(shape, **heads)
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The Program being recorded and what holds for all its ops."""
+    """The Program being recorded, and what all its ops share."""
 
     program: Program
     step: np.ndarray  # int64 [STEP_SIZE]
-    n_tok: int  # most rows of a call
-    q_block: int  # queries a row of a Selection stands for
+    n_tok: int  # the most rows of a call
+    q_block: int  # the number of queries that share a row of a Selection
 
 
 class Attended(NamedTuple):
-    """Queries that one call of ATTEND serves, their Selection, and where their output goes.
+    """The queries of one call of ATTEND, their Selection, and the buffer of their output.
 
-    partial: where few queries would leave a GPU idle, their keys are split, and this holds the
-    output of each split. The number of splits never depends on the chunk, nor do the sums.
+    partial: if few queries would leave a GPU idle, their keys are split, and this holds the output
+    of each split. The number of splits never depends on the chunk, nor do the sums.
     """
 
-    step: np.ndarray  # int64 [STEP_SIZE]: how many, the first one's position and its row in q
-    stride: int  # rows, and positions, from one to the next
+    step: np.ndarray  # int64 [STEP_SIZE]: their number, the first one's position and its row in q
+    stride: int  # rows, and positions, from one query to the next
     sel: Selection
     out: np.ndarray  # f32 [rows, n_head, head_dim]
     partial: np.ndarray | None = None  # f32 [rows, n_head, n_split, head_dim + 2]
@@ -96,19 +96,19 @@ class Attended(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A paper's promise about one decode step of one layer; arrays f64 [n_head]."""
+    """A bound that a paper states for one decode step of a layer; arrays f64 [n_head]."""
 
     name: str  # with its equation
     measured: np.ndarray
     allowed: np.ndarray
     rounding: np.ndarray | float = 0.0  # the largest float32 rounding error of `measured`
-    holds_always: bool = True  # False: shown, not enforced: its assumptions fail here
+    holds_always: bool = True  # False: reported, not enforced, as its assumptions do not hold here
 
 
-MAX_NUMBER = 1 << 24  # of a method's parameter: as many tokens as a session may have
+MAX_NUMBER = 1 << 24  # the limit of a method's parameters: the most tokens of a session
 
 
-# The names that parameters have in the notation of every method, and what they mean.
+# The names that parameters share in the notation of all methods, with their meanings.
 COMMON = {
     "sink": "first tokens, which always take part",
     "recent": "last tokens, which always take part",
@@ -122,22 +122,22 @@ COMMON = {
 
 
 def common(name: str, default: Any, *, beside: bool = False) -> Any:
-    """A field that the notation knows by a name of COMMON, too: its own is the paper's.
+    """A field that the notation knows by a name of COMMON, too: its own name is the paper's.
 
-    beside: the field leaves out sinks and recent tokens, which the common name counts.
+    beside: the field does not include sinks and recent tokens, which the common name counts.
     """
     return dataclasses.field(default=default, metadata={"common": name, "beside": beside})
 
 
 class ParameterError(ValueError):
-    """A parameter of a method is out of range; `told` says it in the names that a user wrote."""
+    """A parameter of a method is out of range; `told` uses the names that the user wrote."""
 
     def __init__(self, values: Mapping[str, Any], expected: str) -> None:
         self.values, self.expected = values, expected
         super().__init__(self.told({}))
 
     def told(self, names: Mapping[str, str]) -> str:
-        """The values and what was expected of them; names: of fields, those to call them by."""
+        """The message with the values and the expectation; names: the user's name of each field."""
         found = ", ".join(f"{names.get(x, x)} is {value!r}" for x, value in self.values.items())
         expected = re.sub(r"(\w+) % (\w+) == 0", r"\1 a multiple of \2", self.expected)
         words = re.split(r"(\w+)", expected)
@@ -145,10 +145,10 @@ class ParameterError(ValueError):
 
 
 def check(method: Any, *conditions: str) -> None:
-    """Raise ParameterError for the first condition that a method's parameters do not meet.
+    """Raise ParameterError for the first condition that a method's parameters violate.
 
-    conditions: Python comparisons of its fields, as in "1 <= b_sk <= b_k <= k". Before them: whole
-    numbers are at most MAX_NUMBER and others finite, since no context has use for more.
+    conditions: Python comparisons of its fields, such as "1 <= b_sk <= b_k <= k". Checked before
+    them: integers are at most MAX_NUMBER and floats are finite, as no context needs more.
     """
     values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     for name, value in values.items():
@@ -158,12 +158,13 @@ def check(method: Any, *conditions: str) -> None:
             raise ParameterError({name: value}, "a finite number")
     for condition in conditions:
         code = compile(condition, "<condition>", "eval")
-        if not eval(code, {"__builtins__": {}}, values):  # a text of the method's own file
+        # the text comes from the method's own file
+        if not eval(code, {"__builtins__": {}}, values):
             raise ParameterError({name: values[name] for name in code.co_names}, condition)
 
 
 class Selector(Protocol):
-    """A method with its hyperparameters."""
+    """A method with its hyperparameters: a Protocol."""
 
     roles: ClassVar[tuple[str, ...]]  # DECODE, PREFILL or both
 
@@ -175,86 +176,93 @@ class Selector(Protocol):
 class SelectorState:
     """Hooks in the order a layer calls them; each may record ops. Defaults: dense attention."""
 
-    # K and V of frozen positions: the layer's own of the state they keep ("project"), the
-    # layer's before ("reuse"); "" freezes nothing.
+    # K and V of frozen positions: the layer's own projections of the kept state ("project"), or
+    # those of the layer before ("reuse"); "": nothing is frozen.
     freezing = ""
-    # Whether what a layer attends to depends on what others chose: all must be on one device.
+    # Whether a layer's selection depends on those of others: all must be on one device.
     sharing = False
-    # Whether decode steps never read again what an earlier one left out.
+    # Whether positions that one decode step leaves out are never read again.
     evicting = False
-    # Arrays that ops and `truncate` both write: on a GPU each side is shown what the other wrote.
+    # Arrays that both ops and `truncate` write: on a GPU they are copied in both directions.
     counters: tuple[np.ndarray, ...] = ()
-    # Arrays that `phase` writes: a GPU is shown them before the step.
+    # Arrays that `phase` writes: on a GPU they are sent before the step.
     planned: tuple[np.ndarray, ...] = ()
-    # f32 [1, n_head], where a decode step's attention is to leave the log of its sums of
-    # exponentials, for `also_attend`.
+    # f32 [1, n_head], which receives the log-sum-exp of a decode step's attention, for
+    # `also_attend`.
     lse: np.ndarray | None = None
-    # Whether it makes something of parts of a prompt as they become whole: see `prepare`.
+    # Whether it prepares data from parts of a prompt once they are complete: see `prepare`.
     prepares = False
-    n_bytes = 0  # of copies and lists of the keys, which the memory plan counts
-    meter: "Meter | None" = None  # what decode steps hold of attention, where that is estimated
+    n_bytes = 0  # bytes of copies and lists of keys, counted in the memory plan
+    meter: "Meter | None" = None  # the meter of decode steps' retained mass, if it is estimated
 
     def __init_subclass__(cls) -> None:
-        """Refuse a state with hooks of an older name, which would be dense attention in silence."""
+        """Refuse a state that defines hooks of an older name, which would silently be dense."""
         for old in ("decode", "prefill"):
             if callable(getattr(cls, old, None)):
                 raise TypeError(f"{cls.__qualname__} has a hook {old}: rename it select_{old}")
 
     def __init__(self, shape: SelectorShape) -> None:
         self.shape = shape
-        # One full Selection serves all layers of a Program that have the same window and block.
-        # By the Program itself: another one may get the id of one that is gone.
+        # One full Selection serves all layers of a Program with the same window and block. The key
+        # is the Program itself: a new one may get the id of one that is gone.
         self._full: WeakKeyDictionary[Program, dict[tuple[int, int, int], Selection]]
         self._full = WeakKeyDictionary()
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        """Choose keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
+        """Select keys for a chunk of queries, f32 q [n_tok, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        """Choose keys for one query token, f32 q [1, n_head, head_dim]."""
+        """Select keys for one query token, f32 q [1, n_head, head_dim]."""
         return self.windowed(rec, 0, self.shape.window[layer])
 
     def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
-        """What `correct` needs attended beside the Selection's rows, which have been.
+        """Yield the additional attention that `correct` needs, after that of the Selection's rows.
 
-        Each is attended before the next is asked for.
+        Each one is recorded before the next is asked for.
         """
         return []
 
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
-        """Change the attention output f32 [n_tok, n_head, head_dim] in place."""
+        """Record changes of the attention output f32 [n_tok, n_head, head_dim] in place."""
 
     def observe(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
-        """Learn from what was attended."""
+        """Record what the method learns from the attention of this call."""
 
     def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
-        """Record what is made of a layer's keys once a part of a prompt is whole."""
+        """Record the preparation of a layer's data once a part of a prompt is complete."""
 
     def prepare_due(self, end: int) -> bool:
-        """Plan what `prepare` recorded: it runs, if due, after a chunk that ends before `end`."""
+        """Plan the recorded `prepare`: it runs, if due, after a chunk that ends before `end`."""
         return False
 
     def frozen(self, layer: int, n_prompt: int) -> range:
-        """Positions whose hidden state this layer leaves as it is, for a prompt that ends there.
+        """Positions whose hidden state this layer does not change, in a prompt of n_prompt tokens.
 
-        Asked before a layer runs, not while it is recorded. What a layer leaves, later ones leave.
+        Called before a layer runs, not while it is recorded. Positions that one layer freezes stay
+        frozen in later ones.
         """
         return range(0)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop everything about positions from n_tokens on."""
+        """Drop the state of positions from n_tokens on."""
 
     def phase(self, step: int) -> str:
-        """Name of the decode Program that step `step` replays; one is recorded a name."""
+        """The name of the decode Program that step `step` replays.
+
+        One Program is recorded per name.
+        """
         return "decode"
 
     def prompt_phase(self, pos: int) -> str:
-        """Name of the Program of chunks from position pos on; one is recorded a name."""
+        """The name of the Program of chunks from position pos on.
+
+        One Program is recorded per name.
+        """
         return "prefill"
 
     def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
@@ -262,10 +270,10 @@ class SelectorState:
         return sel is self._shared(rec).get((0, self.shape.window[layer], BLOCK))
 
     def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
-        """Record what `bounds` needs of a decode step that is audited; nothing by default."""
+        """Record what `bounds` needs of an audited decode step; by default nothing."""
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
-        """What the method's paper promises of a step that was audited; nothing by default.
+        """The bounds that the method's paper states for an audited step; by default none.
 
         report: of the layer, f64 [n_head, len(ops.AUDIT)], see ops.AUDIT_HEADS.
         """
@@ -278,11 +286,17 @@ class SelectorState:
 
     @property
     def n_recall(self) -> int:
-        """Last tokens whose queries must have been observed before a decode step; 0: none."""
+        """The number of last tokens whose queries must be observed before a decode step.
+
+        0: none.
+        """
         return 0
 
     def everything(self, rec: Recording) -> Selection:
-        """All blocks of the context, those after a query too; the layers of a Program share it."""
+        """All blocks of the context, including those after a query.
+
+        Layers of a Program share it.
+        """
         shared, key = self._shared(rec), (0, -1, BLOCK)
         if key not in shared:
             shared[key] = full_selection(self.shape, rec.n_tok, rec.q_block)
@@ -291,7 +305,7 @@ class SelectorState:
     def windowed(self, rec: Recording, n_sink: int, n_recent: int, block: int = BLOCK) -> Selection:
         """The first n_sink and last n_recent positions in whole blocks; n_recent 0 = everything.
 
-        Recorded once a Program and reused by the layers after.
+        It is recorded once per Program and reused by later layers.
         """
         shared, key = self._shared(rec), (n_sink, n_recent, block)
         if key not in shared:
@@ -324,27 +338,27 @@ class Steps:
         self._next = self._begin = -1
 
     def fresh(self, step: int) -> bool:
-        """Whether decode step `step` starts anew: another one, or a prompt, came before it."""
+        """Whether decode step `step` starts anew: it does not follow the last decode step."""
         due = self._period > 0 and step >= self._begin + self._period
         fresh = step != self._next or due
-        # A state is asked for step 0 when it is recorded, whatever the first step will be.
+        # Step 0 is asked for at recording, whatever the first step will be.
         self._next = step + 1 if step > 0 else -1
         if fresh:
             self._begin = step
         return fresh
 
     def since(self, step: int) -> int:
-        """Steps since the last start."""
+        """The number of steps since the last start."""
         return step - self._begin
 
     def truncate(self, n_tokens: int) -> None:
-        """The next step starts anew if what is dropped was part of the last one."""
+        """Make the next step start anew if dropped tokens were part of the last one."""
         if n_tokens < self._next:
             self._next = -1
 
 
 class LastQueries:
-    """The last n queries of each layer: what methods that learn from a prompt's end start from."""
+    """The last n queries of each layer, for methods that learn from a prompt's end."""
 
     def __init__(self, shape: SelectorShape, n: int) -> None:
         self._shape, self._n = shape, n
@@ -354,11 +368,11 @@ class LastQueries:
         self.counters = (self._past_pos,)  # see SelectorState
 
     def of(self, layer: int) -> dict[str, Any]:
-        """The fields of an op that reads them."""
+        """The fields of an op that reads a layer's queries."""
         return {"past": self._past[layer], "past_pos": self._past_pos[layer], "n_past": self._n}
 
     def record(self, rec: Recording, layer: int, q: np.ndarray) -> None:
-        """Record that a call's queries are kept."""
+        """Record that a call's queries are stored."""
         n_head, head_dim = self._shape.n_head, self._shape.head_dim
         rec.program.add(
             ops.LFPS_KEEP, (head_dim,), step=rec.step, q=q, n_head=n_head, **self.of(layer)
@@ -379,7 +393,8 @@ class LastQueries:
     ) -> None:
         """Record the sums of their attention weights, f32 [n_row, capacity].
 
-        A row is of the n_head / n_row query heads it stands for; scores: f32 [n_head, capacity].
+        Each row sums the n_head / n_row query heads that it stands for; scores: f32 [n_head,
+        capacity].
         """
         shape = self._shape
         rec.program.add(
@@ -399,17 +414,18 @@ class LastQueries:
 
     @property
     def n_recall(self) -> int:
-        """As many, and more than the few rows that are multiplied apart."""
+        """The number of queries, and at least the few rows that are multiplied separately."""
         return max(self._n, ops.FEW_ROWS + 1)
 
 
-START, STEP = "start", "step"  # phases: the first decode step after a prompt or truncate(); others
+# phases: the first decode step after a prompt or truncate(); and all others
+START, STEP = "start", "step"
 
 
 class StartingState(SelectorState):
-    """The state of a method that starts from a prompt's last n_query queries at its first step.
+    """The state of a method whose first step starts from a prompt's last n_query queries.
 
-    `select_decode` records what the start does where `_phase` is START.
+    `select_decode` records the start's ops if `_phase` is START.
     """
 
     def __init__(self, shape: SelectorShape, n_query: int) -> None:
@@ -420,12 +436,15 @@ class StartingState(SelectorState):
     def observe(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
-        """Record that the call's queries are kept."""
+        """Record that the call's queries are stored."""
         if not self.shape.window[layer]:
             self._queries.record(rec, layer, q)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop the queries from n_tokens on; the next step starts anew if it must."""
+        """Drop the queries from n_tokens on.
+
+        The next step starts anew if these were part of the last.
+        """
         self._queries.truncate(n_tokens)
         self._steps.truncate(n_tokens)
 
@@ -436,7 +455,7 @@ class StartingState(SelectorState):
 
     @property
     def n_recall(self) -> int:
-        """Tokens that a loaded context runs again for their queries."""
+        """The number of tokens that a loaded context computes again for their queries."""
         return self._queries.n_recall
 
 
@@ -455,7 +474,7 @@ class PerRole:
 
 
 class _PerRoleState(SelectorState):
-    """Each state chooses and corrects in its own role; both observe all that is attended."""
+    """Each state selects and corrects in its own role; both observe all attention."""
 
     def __init__(
         self, shape: SelectorShape, for_prefill: SelectorState, for_decode: SelectorState
@@ -527,7 +546,7 @@ class _PerRoleState(SelectorState):
 
 
 def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: int) -> Selection:
-    """Buffers of a Selection that can hold every block for every row."""
+    """Buffers of a Selection that can hold every block in every row."""
     n_rows = -(-rec.n_tok // rec.q_block) * n_row
     n_block = -(-shape.n_ctx // block)
     return Selection(
@@ -542,7 +561,7 @@ def new_selection(shape: SelectorShape, rec: Recording, *, n_row: int, block: in
 def full_selection(shape: SelectorShape, n_query: int, q_block: int) -> Selection:
     """A Selection of all blocks of the context for up to n_query queries; no op fills it.
 
-    ATTEND reads as far as a query sees, wherever the query is.
+    ATTEND reads up to a query's position, wherever that is.
     """
     n_rows, n_block = -(-n_query // q_block) * shape.n_head_kv, -(-shape.n_ctx // BLOCK)
     return Selection(
@@ -555,10 +574,10 @@ def full_selection(shape: SelectorShape, n_query: int, q_block: int) -> Selectio
 
 
 class BestScores:
-    """Room for scores of keys, used by all layers in turn, and the choice of the best.
+    """Buffers for scores of keys, which all layers share, and the selection of the best.
 
-    n_row sets, each of the first n_sink positions, the last n_local ones and the n_top between them
-    with the largest score of any head of the row.
+    It makes n_row sets, each of the first n_sink positions, the last n_local ones and the n_top
+    between them with the largest score of any head of the row.
     """
 
     def __init__(
@@ -573,7 +592,7 @@ class BestScores:
         self._kept: dict[str, Any] = {"n_sink": n_sink, "n_local": n_local, "n_top": n_top}
 
     def choose(self, rec: Recording) -> Selection:
-        """Record the choice by what an op before has written to scores and maxima."""
+        """Record the selection by the scores and maxima that an earlier op has written."""
         n_row, (n_head, capacity) = len(self._sets), self.scores.shape
         rec.program.add(
             ops.SELECT_BEST,
@@ -593,7 +612,7 @@ class BestScores:
 
 
 def packed(rec: Recording, sets: np.ndarray, counts: np.ndarray) -> Selection:
-    """Record a Selection of single positions from one set a row of queries.
+    """Record a Selection of single positions from one set per row of queries.
 
     sets int32 [n_row, capacity], of which counts int32 [n_row] are filled, ascending.
     """
@@ -622,8 +641,8 @@ def with_ends(
 ) -> Selection:
     """Record a Selection of sinks, kept positions and all from `begin` on: see ops.KEPT_SETS.
 
-    kept int32 [n_row, 1 + n_keep]; with owners int32 [n_row], of any number of rows. capacity: most
-    positions of a row.
+    kept int32 [n_row, 1 + n_keep]; with owners int32 [n_row], the row that each set belongs to.
+    capacity: the most positions of a row.
     """
     n_row = len(kept) if owners is None else len(owners)
     sets, counts = np.zeros((n_row, capacity), np.int32), np.zeros(n_row, np.int32)
@@ -644,9 +663,9 @@ def with_ends(
 
 
 def united(rec: Recording, shape: SelectorShape, sets: np.ndarray, counts: np.ndarray) -> Selection:
-    """As `packed`, of one set a KV head: the union of its query heads' sets.
+    """Record a Selection with one set per KV head: the union of its query heads' sets.
 
-    A key is then read once for all of them, and every head attends to what any of them chose.
+    A key is then read once for all of them, and every head attends to what any of them selected.
     """
     n_row, capacity = sets.shape
     rows_per_kv, n_word = n_row // shape.n_head_kv, -(-shape.n_ctx // 64)

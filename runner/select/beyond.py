@@ -1,9 +1,8 @@
 """Beyond: dense attention up to a position, another prefill method from there on.
 
-Decides: nothing in chunks of a prompt that begin before position `least`; later ones are the inner
-method's. A key then depends on the tokens before it alone, however long the prompt is that it
-stands in, so that prompts which begin alike can share it.
-State: the inner method's.
+Decides: everything in chunks of a prompt that begin before position `least`; later chunks use the
+inner method. So a key depends only on the tokens before it, however long its prompt is, and prompts
+with a common prefix can share it. State: the inner method's.
 """
 
 from collections.abc import Iterable
@@ -39,14 +38,14 @@ class Beyond:
         check(self, "least >= 0")
 
     def open(self, shape: SelectorShape) -> SelectorState:
-        """The state of one sequence; of one that cannot be long, dense attention's."""
+        """The state of one sequence; for one that cannot be long, dense attention's."""
         if shape.n_ctx <= self.least:
             return SelectorState(shape)
         return _State(self, shape)
 
 
 class _State(SelectorState):
-    """The inner method's, left alone in the phase SHORT."""
+    """The inner method's state, unused in the phase SHORT."""
 
     def __init__(self, params: Beyond, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -91,7 +90,7 @@ class _State(SelectorState):
 
     @property
     def n_recall(self) -> int:
-        """The inner method's."""
+        """The inner method's number."""
         return self._inner.n_recall
 
 

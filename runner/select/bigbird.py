@@ -1,14 +1,14 @@
 """BigBird: global tokens, a window and random blocks (Zaheer et al. 2020, arXiv 2007.14062).
 
-Decides: the blocks of the first `sink` positions, those of the last `recent` before each query,
-and `random` positions in whole blocks of those between (the paper's section 2: global, window and
+Decides: the blocks of the first `sink` positions, those of the last `recent` before each query, and
+`random` positions in whole blocks of those between (the paper's section 2: global, window and
 random attention), drawn by `seed`, layer, KV head and the query's own block: the queries of a block
-read the same. Reads nothing to choose.
+read the same. It reads no keys to decide.
 
-Departures. Only the past is there to read: global tokens are read by all, and read nothing
-themselves. Blocks that a prompt's rows of queries straddle draw by their first query. Defaults
-are the paper's: blocks of 64, of which 2 are global, 3 in the window and 3 random. No state. Layers
-that have a sliding window of their own stay as they are.
+Departures. Attention is causal: global tokens are read by all later queries, and do not attend to
+later tokens themselves. If a prompt's row of queries straddles blocks, its first query determines
+the draw. Defaults are the paper's: blocks of 64, of which 2 are global, 3 in the window and 3
+random. No state. Layers with a sliding window of their own are not changed.
 """
 
 from dataclasses import dataclass

@@ -1,27 +1,26 @@
-"""CPE: which positions to keep is decided before attention (Pre-hoc Sparsity; Gao et al., 2025).
+"""CPE: positions to keep are selected before attention (Pre-hoc Sparsity; Gao et al., 2025).
 
-CIS, clustered index sharing (section IV-A), at decode: steps are cut in blocks of `s`. A head
+CIS, clustered index sharing (section IV-A), at decode: steps are divided into blocks of `s`. A head
 retrieves - scores every position it sees and keeps the `k` best - when no query of this block that
 retrieved has a cosine above `tau` with its own (Eq. 12). Otherwise it reads the set of the most
-recent such query, dilated (Eq. 13), and no keys at all. `s=0` turns CIS off.
-PSAW, progressive window (Eq. 15), at prefill and decode: deep layers see only the sinks and a last
-part of the past, down to `phi ** alpha` of it in the last layer. `phi=1` turns PSAW off.
-ETF, early token freezing (Eq. 16), at prefill: deep layers do not update a first part of the prompt
-after its sinks, all but `psi ** gamma` of it in the last layer: no attention, no feed-forward, the
-hidden state is carried over. Its K and V are the layer's own projections of that state, or
-with `kv="reuse"` those of the layer before (appendix G; far worse: docs/methods/cpe.md). `psi=1`
-turns ETF off.
+recent such query, dilated (Eq. 13), and scores no keys. `s=0` turns CIS off. PSAW, progressive
+window (Eq. 15), at prefill and decode: deep layers see only the sinks and a last part of the past,
+down to `phi ** alpha` of it in the last layer. `phi=1` turns PSAW off. ETF, early token freezing
+(Eq. 16), at prefill: deep layers do not update a first part of the prompt after its sinks, all but
+`psi ** gamma` of it in the last layer: no attention, no feed-forward, the hidden state is carried
+over. Its K and V are the layer's own projections of that state, or with `kv="reuse"` those of the
+layer before (appendix G; far worse: docs/methods/cpe.md). `psi=1` turns ETF off.
 
 Decides: the first `sink`, the last `local`, and of what PSAW leaves between them, CIS's sets.
-Layers with a sliding window of their own stay as they are, but freeze as all others do.
+Layers with a sliding window of their own attend as usual, but freeze like all others.
 
-Departures. Layers count from 1, so that the last one reaches phi ** alpha (as in the appendix).
-In prefill, and with s=0, the window is widened to whole blocks of 16 positions and to its oldest
+Departures. Layers count from 1, so that the last one reaches phi ** alpha (as in the appendix). In
+prefill, and with s=0, the window is widened to whole blocks of 16 positions and to its oldest
 query's. The last `local` positions are kept whatever PSAW says. A block also ends where decoding
 does: after a prompt, truncate() or load, the next step retrieves. ETF counts a later prompt's
 positions from the beginning of the sequence.
 
-`rows="head"` decides for each query head, as the paper does. `rows="union"`, the default, does so
+`rows="head"` selects for each query head, as the paper does. `rows="union"`, the default, does so
 too, and attends to the union of the sets of the heads that share a KV head: each key is read once,
 and every head sees more. `rows="group"` makes one decision and one set for these heads: all their
 cosines must pass, scores are their maximum. A KV head's keys are scored in one pass, for those of
@@ -55,26 +54,30 @@ from tamis.select.base import (
 )
 from tamis.select.key_codes import KeyScores
 
-BLOCK = 16  # positions an index of PSAW's Selection stands for
+BLOCK = 16  # positions of a block of PSAW's Selection
 ROWS = ("head", "union", "group")
 
 
 @dataclass(frozen=True, slots=True)
 class CPE:
-    """The defaults of section V-A, the budget of V-C: 16 + 432 + 64 = 512 tokens; s is 8 or 16."""
+    """The defaults of section V-A, and the budget of V-C: 16 + 432 + 64 = 512 tokens.
+
+    S is 8 or 16.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
     s: int = common("period", 16)  # block size in steps; 0: no CIS
-    tau: float = 0.8  # cosine above which a head shares
-    join: float = 0.8  # cosine below which it retrieves with others; up to tau: as if alone
+    tau: float = 0.8  # the cosine above which a head shares a set
+    # the cosine below which a head retrieves together with others; up to tau: only by itself
+    join: float = 0.8
     r: int = 1  # dilation radius
     k: int = common("budget", 432, beside=True)  # floor(k / 3) of them are dilated
     sink: int = 16
     local: int = common("recent", 64)
-    phi: float = 0.7  # part of the past that the last layer sees, for alpha = 1; 1: no PSAW
+    phi: float = 0.7  # the part of the past that the last layer sees, for alpha = 1; 1: no PSAW
     alpha: float = 1.0
-    psi: float = 0.5  # part of the prompt that the last layer updates, for gamma = 1; 1: no ETF
+    psi: float = 0.5  # the part of the prompt that the last layer updates, for gamma = 1; 1: no ETF
     gamma: float = 1.0
     kv: str = "project"  # of frozen tokens
     rows: str = "union"
@@ -111,13 +114,16 @@ class CPE:
 
 
 def depth(layer: int, n_layer: int) -> float:
-    """0 up to layer 3 N / 4, from there to 1 in the last one."""
+    """The relative depth of a layer: 0 up to layer 3 N / 4, rising to 1 in the last one."""
     start = 3 * n_layer // 4
     return max(0, layer + 1 - start) / (n_layer - start)
 
 
 def g(delta: float, n: int) -> float:
-    """Eq. 4: the most information, in nats, that dropping the mass delta of n tokens loses."""
+    """The bound of Eq.
+
+    4 on the information, in nats, lost by dropping the mass delta of n tokens.
+    """
     if not 0.0 < delta < 1.0:
         return 2 * delta * math.log(n)
     entropy = -delta * math.log(delta) - (1 - delta) * math.log(1 - delta)
@@ -125,37 +131,38 @@ def g(delta: float, n: int) -> float:
 
 
 def beta_th(tau: float, k_max: float, scale: float) -> float:
-    """Eq. 14: most retained mass that sharing above the cosine tau gives up against the best set.
+    """The bound of Eq. 14 on the retained mass lost by sharing above the cosine tau.
 
-    For queries of unit length; k_max is the longest key, scale that of attention (the paper's is
-    1 / sqrt(head_dim)). Above 1 it says nothing, which is usual.
+    The loss is relative to the best set, for queries of unit length; k_max is the longest key,
+    scale that of attention (the paper's is 1 / sqrt(head_dim)). A bound above 1 means nothing,
+    which is usual.
     """
     return 2 * (2 * k_max * scale) * math.sqrt(2 - 2 * tau)
 
 
 def delta_psaw(sink_mass: float, decay: float, distance: float) -> float:
-    """Eq. 46 with theorem 7: most attention, of 1, that PSAW drops in a layer.
+    """The bound of Eq. 46 with theorem 7 on the attention, of 1, that PSAW drops in a layer.
 
-    sink_mass: of the sinks. decay: Eq. 44's lambda, a token. distance: from a query's position to
+    sink_mass: of the sinks. decay: Eq. 44's lambda, per token. distance: from a query's position to
     the first that it does not see.
     """
     return (1 - sink_mass) * math.exp(-decay * distance)
 
 
 def beta_etf(q_norm: float, key_change: float, scale: float) -> float:
-    """Eq. 47: most attention, of 1, that ETF moves in a layer, as half an L1 distance.
+    """The bound of Eq. 47 on the attention, of 1, that ETF moves in a layer (half an L1 distance).
 
-    q_norm: the query's length, the longest or the mean. key_change: how far a frozen token's key is
-    from its own at most, Eq. 45's B exp(-mu (layer - first)). scale: of attention.
+    q_norm: the query's length, the longest or the mean. key_change: the largest distance of a
+    frozen token's key from its own, Eq. 45's B exp(-mu (layer - first)). scale: of attention.
     """
     return q_norm * scale * key_change
 
 
 def least_window(beta: float, sink_mass: float, decay: float) -> float:
-    """Appendix H: tokens that the last layer must see so that PSAW drops at most beta.
+    """Appendix H: the tokens that the last layer must see so that PSAW drops at most beta.
 
-    Divided by the tokens there are, it is phi ** alpha. 0 where the sinks alone are enough,
-    infinite for a decay of 0.
+    Divided by the number of tokens, it is phi ** alpha. 0 if the sinks alone are enough, infinite
+    for a decay of 0.
     """
     if beta >= 1 - sink_mass:
         return 0.0
@@ -163,9 +170,10 @@ def least_window(beta: float, sink_mass: float, decay: float) -> float:
 
 
 def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: float) -> float:
-    """Appendix H: layers from the first that freezes to the last, so that ETF moves at most beta.
+    """Appendix H: the least number of freezing layers so that ETF moves at most beta.
 
-    change and fall: Eq. 45's B and mu. 0 where B is small enough, infinite for a mu up to 0.
+    They count from the first that freezes to the last layer. change and fall: Eq. 45's B and mu. 0
+    if B is small enough, infinite for a mu up to 0.
     """
     moved = beta_etf(q_norm, change, scale)
     if moved <= beta:
@@ -174,12 +182,12 @@ def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: f
 
 
 def _fixed(part: float) -> int:
-    """A part in units of 2^-32, up: a product that is whole stays whole."""
+    """A part in units of 2^-32, rounded up: an integral product stays integral."""
     return math.ceil(part * 2**32)
 
 
 class _State(SelectorState):
-    """What CIS remembers: queries and sets that retrieved in the current block, for each row."""
+    """The state of CIS: queries and sets that retrieved in the current block, for each row."""
 
     def __init__(self, params: CPE, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -195,7 +203,7 @@ class _State(SelectorState):
         self._ref_counts = np.zeros((shape.n_layer, n_row, p.s), np.int32)
         self._ref_sets = np.zeros((*self._ref_counts.shape, self._set_capacity), np.int32)
         self._chosen = np.zeros((shape.n_layer, n_row), np.int32)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._asking = zeros((shape.n_head, shape.head_dim), np.float32)
         self._n_asking = np.zeros(shape.n_head_kv, np.int32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
@@ -209,12 +217,12 @@ class _State(SelectorState):
 
     @property
     def retrievals(self) -> np.ndarray:
-        """How often each row of each layer retrieved so far, int64 [n_layer, n_row]."""
+        """The number of retrievals of each row of each layer so far, int64 [n_layer, n_row]."""
         return self._meta[:, :, 3].copy()
 
     @property
     def retrieval_ratio(self) -> float:
-        """The paper's mean rho: retrievals a row and step, over the layers that CIS serves."""
+        """The paper's mean rho: retrievals per row and step, over the layers that CIS serves."""
         steps = self._meta[:, :, 4].sum()
         return float(self._meta[:, :, 3].sum() / steps) if steps else 0.0
 
@@ -233,7 +241,7 @@ class _State(SelectorState):
         return range(self._params.sink, max(self._params.sink, drop * n_prompt >> 32))
 
     def truncate(self, n_tokens: int) -> None:
-        """End all blocks: their sets were chosen by queries that may be gone."""
+        """End all blocks: the queries that selected their sets may be dropped."""
         self._meta[:, :, 0] = -1
         self._score.truncate(n_tokens)
 
@@ -251,13 +259,13 @@ class _State(SelectorState):
             tau, scale = self._params.tau, self.shape.scale
             beta = np.array([beta_th(tau, k_max, scale) for k_max in report[:, AUDIT.max_k]])
             gap = report[:, AUDIT.best_mass] - mass
-            # Eq. 14 is about queries of unit length, which the model's are not.
+            # Eq. 14 holds for queries of unit length, and the model's are not.
             found.append(Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False))
             found += self._score.bounds(layer, report)
         return found
 
     def _drop(self, layer: int) -> int:
-        """Eq. 15's factor, fixed."""
+        """The factor of Eq. 15, in fixed point."""
         return _fixed(self._params.dropped(layer, self.shape.n_layer))
 
     def _psaw(self, rec: Recording, layer: int) -> Selection:
@@ -313,7 +321,7 @@ class _State(SelectorState):
         return packed(rec, self._sets, self._counts)
 
     def _score_cost(self, layer: int) -> Cost:
-        """The keys between sinks and window, once for the rows of a KV head that retrieve."""
+        """The cost of the keys between sinks and window, read once per KV head that retrieves."""
         p, head_dim = self._params, self.shape.head_dim
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:

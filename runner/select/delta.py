@@ -36,7 +36,7 @@ from tamis.select.base import (
 )
 
 MODES = ("delta", "recompute")
-N_SPLIT = 16  # parts that the keys of exact rows are cut into
+N_SPLIT = 16  # the parts that the keys of exact rows are split into
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,14 @@ class _State(SelectorState):
         self._delta = np.zeros((shape.n_layer, *row), np.float32)
         self._delta_pos = np.full((shape.n_layer, shape.n_head), -1, np.int64)
         self.counters = (self._delta_pos, *self._inner.counters)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._apart, self._last = np.zeros((2, ops.STEP_SIZE), np.int64)
         self._apart_out = np.zeros((-(-shape.n_ubatch // params.gamma), *row), np.float32)
         self._last_out = np.zeros((min(params.gamma, shape.n_ubatch), *row), np.float32)
         n_row = max(len(self._apart_out), len(self._last_out))
         self._partial = zeros((n_row, shape.n_head, N_SPLIT, shape.head_dim + 2), np.float32)
-        self._program: Program | None = None  # which has the op that finds a chunk's rows
+        # the Program that has the op which finds a chunk's rows
+        self._program: Program | None = None
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         return self._inner.select_prefill(rec, layer, q, kv)

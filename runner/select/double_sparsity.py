@@ -36,13 +36,13 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class DoubleSparsity:
-    """budget: tokens a row keeps. label: share of the channels that keys are scored by."""
+    """budget: tokens that a row keeps. label: the share of channels by which keys are scored."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
     label: float = 0.25
-    s: int = common("queries", 32)  # queries before the first step that channels are found by
+    s: int = common("queries", 32)  # queries before the first step, by which channels are found
     sink: int = 4
     recent: int = 64
     rows: str = "group"
@@ -62,7 +62,7 @@ class DoubleSparsity:
 
     @property
     def n_top(self) -> int:
-        """Positions that are chosen by their scores."""
+        """The number of positions that are selected by their scores."""
         return self.budget - self.sink - self.recent
 
     def open(self, shape: SelectorShape) -> SelectorState:
@@ -100,7 +100,7 @@ class _State(StartingState):
         per_kv = shape.n_layer, shape.n_head_kv, self._n_label
         self._channels = np.zeros(per_kv, np.int32)
         self._labels = zeros((*per_kv, n_ctx), np.float16)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._work = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         self._parts = np.zeros((shape.n_head, self._n_label), np.float32)
         n_row = shape.n_head // self._group
@@ -164,7 +164,7 @@ class _State(StartingState):
         )
 
     def _score_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
-        """The labels of every key, read once for all heads that share it."""
+        """The cost of every key's labels, read once for all heads that share it."""
         n = (pos + 1) * self._n_label
         return 2 * n * self.shape.n_head_kv, 2 * n * self.shape.n_head
 

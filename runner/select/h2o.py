@@ -38,14 +38,14 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class H2O:
-    """budget: tokens a row keeps. recent: their share that is the last ones (the paper's half)."""
+    """budget: tokens that a row keeps. recent: the share of the last ones (in the paper a half)."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
     recent: float = 0.5
     sink: int = 4
-    s: int = common("queries", 128)  # queries before the first step that the sums start from
+    s: int = common("queries", 128)  # queries before the first step, from which the sums start
     rows: str = "group"
 
     def __post_init__(self) -> None:
@@ -62,12 +62,12 @@ class H2O:
 
     @property
     def n_local(self) -> int:
-        """Last positions that are kept whole."""
+        """The number of last positions that are always kept."""
         return max(1, int(self.recent * self.budget))
 
     @property
     def n_top(self) -> int:
-        """Heavy hitters."""
+        """The number of heavy hitters."""
         return self.budget - self.sink - self.n_local
 
     def open(self, shape: SelectorShape) -> SelectorState:
@@ -78,16 +78,17 @@ class H2O:
 def chosen(p: H2O, sums: np.ndarray, weights: list[np.ndarray]) -> list[np.ndarray]:
     """The positions that a row keeps at each step: Alg. 1.
 
-    sums f64 [n]: of the attention weights of the queries before the first step, whose position is
-    n - len(weights). weights: of each step, f64 [heads, n] over all positions; those of positions
-    that are not kept go to the others.
+    sums f64 [n]: sums of the attention weights of the queries before the first step, whose position
+    is n - len(weights). weights: of each step, f64 [heads, n] over all positions; the weights of
+    positions that are not kept are redistributed to the others.
     """
     sums, heavy, steps = sums.copy(), np.zeros(0, np.int64), []
     begin = p.sink
     for i, step_weights in enumerate(weights):
         n_kv = len(sums) - len(weights) + i + 1
-        end = max(p.sink, n_kv - p.n_local)  # where the last ones begin
-        heavy = np.union1d(heavy, np.arange(begin, end))  # what has left them may be heavy
+        end = max(p.sink, n_kv - p.n_local)  # the first of the last positions
+        # positions that have left the last ones may be heavy hitters
+        heavy = np.union1d(heavy, np.arange(begin, end))
         heavy = np.sort(heavy[np.argsort(-sums[heavy], kind="stable")[: p.n_top]])
         begin = end
         kept = np.concatenate([np.arange(min(p.sink, n_kv)), heavy, np.arange(end, n_kv)])
@@ -110,7 +111,7 @@ class _State(StartingState):
         self._sums = zeros((shape.n_layer, n_row, n_ctx), np.float32)
         self._kept = np.zeros((shape.n_layer, n_row, 1 + params.n_top), np.int32)
         self._begin = np.zeros(1, np.int64)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         most = -(-min(n_ctx, params.budget) // 16) * 16
         self._lines = np.zeros((n_row, most), np.int32)
         self._kept_scores = zeros((shape.n_head, most), np.float32)
@@ -169,7 +170,7 @@ class _State(StartingState):
         )
 
     def _add_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
-        """The kept keys of every row."""
+        """The cost of the kept keys of every row."""
         n = min(pos + 1, self._params.budget) * self.shape.head_dim
         return 2 * len(self._lines) * n, 2 * self.shape.n_head * n
 

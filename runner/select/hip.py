@@ -48,12 +48,15 @@ from tamis.select.base import (
 )
 
 REFRESH, REUSE = "refresh", "reuse"
-AT_ONCE = 1 << 14  # means that a GPU scores at once: at 128K positions units of 8 keys
+AT_ONCE = 1 << 14  # means that a GPU scores at once: at 128K positions they are of units of 8 keys
 
 
 @dataclass(frozen=True, slots=True)
 class HiP:
-    """k: tokens the tree chooses. l_d: first layers that read all. sink, local: ours."""
+    """k: tokens that the tree selects. l_d: first layers that are dense.
+
+    sink, local: our additions.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 
@@ -88,17 +91,17 @@ class HiP:
 
     @property
     def n_chunk(self) -> int:
-        """Chunks that a round keeps: blocks of the mask."""
+        """The number of chunks that a round keeps, which is the number of blocks of the mask."""
         return self.k // self.b_k
 
     @property
     def n_sink(self) -> int:
-        """Blocks that hold a sink."""
+        """The number of blocks that hold a sink."""
         return -(-self.sink // self.b_k)
 
     @property
     def n_near(self) -> int:
-        """Blocks on either side of a chosen one that `span` takes in."""
+        """The number of blocks on either side of a selected one that `span` adds."""
         return -(-max(0, self.span - self.b_k) // (2 * self.b_k))
 
     def open(self, shape: SelectorShape) -> SelectorState:
@@ -109,7 +112,7 @@ class HiP:
 def search(score: Callable[[int], float], low: int, high: int, n_chunk: int) -> list[int]:
     """The blocks of a mask among low .. high - 1: Alg. 1, with the paper's inclusive ends.
 
-    score: gives the score of a block, which stands for the chunk around it.
+    score: returns the score of a block, which represents the chunk around it.
     """
     n = high - low
     if n <= n_chunk:
@@ -139,13 +142,14 @@ class _State(SelectorState):
         self._n_row = shape.n_head_kv if params.rows == "group" else shape.n_head
         self._masks = np.zeros((shape.n_layer, self._n_row, 1 + params.n_chunk), np.int32)
         self._room, self._top = ops.hip_room(-(-shape.n_ctx // params.b_k), params.n_chunk)
-        self._trees: dict[int, np.ndarray] = {}  # by rows of masks, made when first recorded
+        self._trees: dict[int, np.ndarray] = {}  # by the number of masks, made when first recorded
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
-        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)  # blocks in the means
+        # blocks whose means are computed
+        self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)
         self.counters = (self._filled,)
         self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         self._phase = REFRESH
-        self._made = self._last = 0  # steps: of the masks, and before the next; 0 = no masks
+        self._made = self._last = 0  # the step of the masks, and the last step; 0: no masks
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         p, shape = self._params, self.shape
@@ -166,7 +170,7 @@ class _State(SelectorState):
         return self._record_selection(rec, mask, mask_block=1)
 
     def phase(self, step: int) -> str:
-        # Step 0 makes no masks that count: a Program is recorded under its name before any runs.
+        # Masks of step 0 do not count: a Program is recorded under its name before any runs.
         follows = self._made > 0 and step == self._last + 1
         self._phase = REUSE if follows and step < self._made + self._params.r_m else REFRESH
         if self._phase == REFRESH:
@@ -268,7 +272,7 @@ class _State(SelectorState):
         )
 
     def _n_flat(self, mask_block: int) -> int:
-        """Means that a search scores at once; a GPU's blocks share those of a decode step."""
+        """Means that a search scores at once; the blocks of a GPU divide those of a decode step."""
         least = ops.SIBLINGS * self._params.n_chunk
         return max(least, AT_ONCE) if self.shape.on_gpu and mask_block == 1 else least
 
@@ -303,7 +307,7 @@ class _State(SelectorState):
         )
 
     def _search_cost(self, n_sample: int, mask_block: int) -> Cost:
-        """Sinks and window, the means of the first level, then at most 4 n_chunk a round."""
+        """The cost of sinks and window, the first level's means, and up to 4 n_chunk a round."""
         p, shape = self._params, self.shape
         of_mean, n_flat = shape.head_dim + 8, self._n_flat(mask_block)
 
@@ -324,12 +328,13 @@ class _State(SelectorState):
         return cost
 
     def _estimate_cost(self, n_sample: int, mask_block: int) -> Cost:
-        """Two branches a chunk and round, of each the strided keys of one block."""
+        """The cost of two branches per chunk and round, each with the strided keys of one block."""
         p, shape = self._params, self.shape
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
             n_mask = -(-n_tok // mask_block)
-            oldest = pos + (n_mask - 1) * mask_block  # of the last mask: the longest search
+            # of the last mask, which has the longest search
+            oldest = pos + (n_mask - 1) * mask_block
             n_block = max(0, (oldest + 1 - p.local) // p.b_k - p.n_sink)
             n_chunk = max(1, min(n_block, p.n_chunk))
             n_round = math.ceil(math.log2(max(1, n_block / n_chunk)))

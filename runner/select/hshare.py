@@ -42,7 +42,10 @@ START, RETRIEVE, SHARE = "start", "retrieve", "share"
 
 @dataclass(frozen=True, slots=True)
 class HShare:
-    """budget: tokens a row keeps. layers, heads: shares that retrieve, every period-th step."""
+    """budget: tokens that a row keeps.
+
+    layers, heads: shares that retrieve in every period-th step.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
@@ -70,7 +73,7 @@ class HShare:
 
     @property
     def n_top(self) -> int:
-        """Positions that are retrieved."""
+        """The number of positions that are retrieved."""
         return self.budget - self.sink - self.recent - (self.period - 1)
 
     def open(self, shape: SelectorShape) -> SelectorState:
@@ -79,14 +82,15 @@ class HShare:
 
 
 def n_own(share: float, n: int) -> int:
-    """How many of n retrieve."""
+    """How many of n items retrieve for themselves."""
     return math.ceil(share * n - 1e-9)
 
 
 def sharing(alike: np.ndarray, n_own: int) -> list[int]:
-    """Whose set each of n takes where n_own retrieve: Alg. 1, the most alike pair first.
+    """For each of n items, the one whose set it takes, if n_own retrieve: Alg. 1, most alike first.
 
-    alike [n, n]: how many positions two sets have in common. Of equal pairs the first is taken.
+    alike [n, n]: the number of positions that two sets have in common. Of equal pairs the first is
+    taken.
     """
     chosen = list(range(len(alike)))
     while len(set(chosen)) > n_own:
@@ -98,7 +102,7 @@ def sharing(alike: np.ndarray, n_own: int) -> list[int]:
 
 
 class _State(SelectorState):
-    """The sets of every row, and whose each row takes."""
+    """The sets of all rows, and for each row the one whose set it takes."""
 
     sharing = True
 
@@ -113,7 +117,7 @@ class _State(SelectorState):
         self._kept = np.zeros((shape.n_layer, n_row, 1 + p.n_top), np.int32)
         self._owners = np.zeros((shape.n_layer, n_row), np.int32)
         self._begin = np.zeros(1, np.int64)
-        # Used within a step: one for all layers.
+        # Scratch of one step, shared by all layers.
         n = max(len(full), n_row)
         self._alike, self._chosen = np.zeros((n, n), np.float32), np.zeros(n, np.int32)
         self._asking = zeros((shape.n_head, shape.head_dim), np.float32)
@@ -208,7 +212,7 @@ class _State(SelectorState):
         )
 
     def _score_cost(self, layer: int) -> Cost:
-        """Of the KV heads with a row that retrieves."""
+        """The cost of the KV heads with a row that retrieves."""
         p, shape, n_row = self._params, self.shape, self._kept.shape[1]
 
         def cost(_n_tok: int, pos: int) -> tuple[int, int]:

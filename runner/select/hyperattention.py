@@ -31,12 +31,15 @@ from tamis.select.base import (
     common,
 )
 
-N_PLANE = 32  # columns that planes are padded to
+N_PLANE = 32  # the number of planes is padded to a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
 class HyperAttention:
-    """block: keys by their hash, in sorted runs of `size`. sample: keys drawn from the rest."""
+    """block: keys read by their hash, in sorted runs of `size`.
+
+    sample: keys drawn from the rest.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (PREFILL,)
 
@@ -68,7 +71,7 @@ class HyperAttention:
 
 
 class _State(SelectorState):
-    """Scratch of one chunk and layer, used by all in turn."""
+    """Scratch of one chunk and layer, shared by all."""
 
     def __init__(self, params: HyperAttention, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -151,7 +154,7 @@ class _State(SelectorState):
             planes=self._planes,
             codes=self._of_queries,
             work=self._work,
-            n_head_kv=rec.n_tok * shape.n_head_kv,  # one after the other, for every token
+            n_head_kv=rec.n_tok * shape.n_head_kv,  # the heads of one token after those of another
             work_size=self._work.shape[1],
         )
 

@@ -1,8 +1,9 @@
-"""A decode method as one function of NumPy arrays: slow, and enough to try an idea before a kernel.
+"""A decode method as one function of NumPy arrays: slow, but enough to try an idea.
 
 Before each layer's attention the interpreter stops the Program, gathers the layer's keys from their
-pages and asks the function. That costs what reading all keys does, in Python; a kernel of the
-method would read only what it needs. On the CPU with f16 keys; several sequences are not batched.
+pages and calls the function. That costs as much as reading all keys, in Python; a kernel of the
+method would read only what it needs. It runs on the CPU with f16 keys; several sequences are not
+batched.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +18,13 @@ Choose = Callable[[np.ndarray, np.ndarray], Any]
 
 
 class NumpySelector:
-    """A method whose choice is `scores(q, k) -> indices`.
+    """A method given by a function `scores(q, k) -> indices`.
 
-    scores gets f32 q [n_head, head_dim], rotated, and f32 k [n_kv, n_head_kv, head_dim], the keys
-    of all positions so far, the query's own the last. It gives the positions to attend to, whole
-    numbers [n] for all heads, or a sequence of n_head_kv or n_head such arrays; in any order. Give
-    it to `Engine.session(attn=...)`. Layers with a sliding window of their own are left to it.
+    scores receives f32 q [n_head, head_dim], rotated, and f32 k [n_kv, n_head_kv, head_dim], the
+    keys of all positions so far; the query's own is the last. It returns the positions to attend
+    to, integers [n] for all heads, or a sequence of n_head_kv or n_head such arrays; in any order.
+    Pass it to `Engine.session(attn=...)`. Layers with a sliding window of their own are left to
+    that.
     """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
@@ -59,7 +61,7 @@ class _State(SelectorState):
         return sel
 
     def _rows(self, found: Any, n_kv: int) -> list[np.ndarray]:
-        """Positions of each query head, ascending. Raises ValueError for what is none."""
+        """Positions of each query head, ascending. Raises ValueError for a malformed result."""
         n_head, n_head_kv = self.shape.n_head, self.shape.n_head_kv
         one = isinstance(found, np.ndarray) and found.ndim == 1
         sets = [found] if one or _is_numbers(found) else list(found)

@@ -1,8 +1,8 @@
 """Scores of all keys by an int8 copy of them, where the device has kernels for it.
 
-The copy is the state's own: codes of 16 keys interleaved, less a centre, and a step a key (see
-contract/ops/select/key_codes.py). A decode step codes the keys that are missing, all of a prompt's
-at first, so that a copied, loaded, shortened or re-rotated sequence needs nothing else.
+The copy belongs to the state: codes of 16 keys interleaved, minus a centre, with one step size per
+key (see contract/ops/select/key_codes.py). A decode step codes the keys that are missing, at first
+all of a prompt's, so that a copied, loaded, truncated or re-rotated sequence needs nothing else.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import SPAN, Bound, Recording, SelectorShape
 
-ROUNDING = 1e-3  # of a mass: float32 logits of keys in float16
+ROUNDING = 1e-3  # the error of a mass: float32 logits of float16 keys
 
 
 class KeyCodes:
@@ -38,7 +38,7 @@ class KeyCodes:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the codes and their steps at n_ctx tokens, of the layers that read all."""
+        """Bytes of the codes and their step sizes at n_ctx tokens, for layers that may read all."""
         shape, n_full = self._shape, sum(not window for window in self._shape.window)
         return n_full * shape.n_head_kv * (shape.head_dim + 4) * self._n_ctx
 
@@ -53,9 +53,9 @@ class KeyCodes:
         return self._coded[layer]
 
     def record(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> dict[str, Any]:
-        """Record that the keys that are missing are coded, and q f32 [n_head, head_dim].
+        """Record the coding of missing keys and of q f32 [n_head, head_dim].
 
-        The fields of an op that multiplies them.
+        Returns the fields of an op that multiplies them.
         """
         shape = self._shape
         keys: dict[str, Any] = {"step": rec.step, "k_pages": kv.k, "k_table": kv.k_table}
@@ -77,7 +77,7 @@ class KeyCodes:
         return {"filled": self.filled[layer], **coded}
 
     def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
-        """Record between which numbers the mass that a Selection leaves out lies."""
+        """Record lower and upper bounds of the mass that a Selection leaves out."""
         shape, capacity = self._shape, self._n_ctx
         if self._work is None:
             self._work = zeros((shape.n_head, 2 * capacity), np.float32)
@@ -100,7 +100,7 @@ class KeyCodes:
         )
 
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
-        """That the mass that was left out of an audited step lies in the bracket."""
+        """The bound that an audited step's omitted mass lies within the recorded bracket."""
         left, (least, most) = 1 - report[:, AUDIT.mass], self._left_out[layer].T
         return [
             Bound("mass left out, at most (int8 keys)", left, most, rounding=ROUNDING),
@@ -113,10 +113,10 @@ class KeyCodes:
 
 
 class KeyScores:
-    """What makes scores of all keys, f32 [n_head, capacity], and their maxima: see ops.SCORE_KEYS.
+    """Records scores of all keys, f32 [n_head, capacity], and their maxima: see ops.SCORE_KEYS.
 
-    Those of `group` heads are their maximum. The best n_top of a row are by exact scores, nearly
-    always: see ops.RESCORE_KEYS.
+    The score of `group` heads is their maximum. The best n_top of a row are selected by exact
+    scores, in nearly all cases: see ops.RESCORE_KEYS.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class KeyScores:
     ) -> None:
         """Record the scores of q f32 [n_head, head_dim]; middle: SCORE_KEYS's n_sink to drop.
 
-        counts int32 [n_head_kv]: so many first heads of each KV head; None: all. cost: of the keys.
+        counts int32 [n_head_kv]: the number of first heads of each KV head that are scored; None:
+        all. cost: of the keys.
         """
         shape, add = self._shape, rec.program.add
         heads = (shape.head_dim, shape.group, self._group)
@@ -198,13 +199,13 @@ class KeyScores:
         return self.codes.bounds(layer, report)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop what is known of positions from n_tokens on."""
+        """Drop the state of positions from n_tokens on."""
         if self.codes is not None:
             self.codes.truncate(n_tokens)
 
 
 def _halved(cost: Cost) -> Cost:
-    """Of bytes instead of float16s."""
+    """The cost with bytes instead of float16s."""
 
     def halved(n_tok: int, pos: int) -> tuple[int, int]:
         n_bytes, n_product = cost(n_tok, pos)

@@ -55,7 +55,7 @@ from tamis.select.base import (
     packed,
 )
 
-PAD = 64  # entries of a table beyond the context: words of bits are read across it
+PAD = 64  # padding entries of a table: words of bits are read across its end
 ROWS = ("head", "group")
 BYPASSES = ("none", "mix", "mean")
 
@@ -68,14 +68,14 @@ class LFPS:
 
     a: float = 0.2  # a smaller one proposes more candidates
     r: float = 0.95  # decay of the tables
-    s: int = common("queries", 32)  # queries that the tables start from
-    budget: float = 0.02  # part of the context that is kept, beside sinks and local
+    s: int = common("queries", 32)  # queries from which the tables start
+    budget: float = 0.02  # the kept part of the context, in addition to sinks and local
     epsilon: float = 0.85
     sink: int = 4
     local: int = common("recent", 64)
     bypass: str = "mix"
     rows: str = "group"
-    renew: int = 8  # steps in which each bit is compared anew
+    renew: int = 8  # steps within which each bit is compared anew
 
     def __post_init__(self) -> None:
         check(
@@ -116,7 +116,7 @@ class _State(SelectorState):
         self._meta = np.zeros((n_layer, n_row, len(ops.LFPS_META)), np.int64)
         self.counters = (*self._queries.counters, self._meta)
         self._means = np.zeros((n_layer, shape.n_head_kv, 2, shape.head_dim), np.float32)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._scores = zeros((n_head, n_ctx), np.float32)
         self._proposed = zeros((n_row, n_ctx), np.int32)
         self._n_proposed = np.zeros(n_row, np.int32)
@@ -130,12 +130,12 @@ class _State(SelectorState):
 
     @property
     def scanned_share(self) -> float:
-        """Keys read to choose, over the keys that there were, so far."""
+        """Keys read for selection, as a share of all keys, so far."""
         return float(self._meta[..., 4].sum() / max(1, self._meta[..., 5].sum()))
 
     @property
     def bypass_ratio(self) -> float:
-        """Rows bypassed, over rows and steps so far."""
+        """The share of bypassed rows in all rows and steps so far."""
         return float(self._meta[..., 2].sum() / max(1, self._meta[..., 3].sum()))
 
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
@@ -146,7 +146,7 @@ class _State(SelectorState):
         return packed(rec, self._sets, self._counts)
 
     def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
-        self._kept_lse = rows.lse  # which may be that of a method over this one
+        self._kept_lse = rows.lse  # the buffer may belong to a method around this one
         return []
 
     def correct(
@@ -183,7 +183,7 @@ class _State(SelectorState):
 
     @property
     def n_recall(self) -> int:
-        """Tokens that a loaded context runs again for their queries."""
+        """The number of tokens that a loaded context computes again for their queries."""
         return self._queries.n_recall
 
     @property
@@ -264,7 +264,7 @@ class _State(SelectorState):
         )
 
     def _sets_cost(self, layer: int) -> Cost:
-        """The keys scanned a step, as a mean since it was last asked, and the tables' part."""
+        """The cost of the tables, and of the keys scanned per step since the last call (mean)."""
         meta, seen, at = self._meta[layer], np.zeros(2, np.int64), ops.LFPS_META
 
         def cost(n_tok: int, pos: int) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class _State(SelectorState):
             n_key, n_step = now - seen
             seen[:] = now
             n = int(n_key / max(1, n_step)) * self.shape.head_dim
-            # Bits and part of the entries of two tables.
+            # The bits, and a part of the entries, of two tables.
             n_table = 2 * len(meta) * ((pos + 1) // 4 + 4 * (pos + 1) // self._params.renew)
             return 2 * n + n_table, 2 * n * self._group
 

@@ -42,12 +42,12 @@ from tamis.select.base import (
 )
 
 N_BIAS = 1025  # entries of the table of log-weights
-LEAST = 1e-9  # probabilities below count as this
+LEAST = 1e-9  # smaller probabilities count as this one
 
 
 @dataclass(frozen=True, slots=True)
 class MagicPIG:
-    """K: bits of a code. L: tables. More bits sample less, more tables more."""
+    """K: bits of a code. L: tables. More bits sample fewer positions, more tables more."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
@@ -76,7 +76,10 @@ class MagicPIG:
 
 
 def sampling_probability(cosine: np.ndarray, K: int, L: int) -> np.ndarray:
-    """Section 4.2: at least two of L codes of K bits agree, at these cosines of query and key."""
+    """The probability that two of L codes of K bits agree, at cosines of query and key.
+
+    See section 4.2.
+    """
     p = (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** K
     return 1 - (1 - p) ** L - L * p * (1 - p) ** (L - 1)
 
@@ -112,7 +115,7 @@ class _State(SelectorState):
         self._starts = np.zeros((*per_head, p.L, 2**p.K + 1), np.int32)
         self._lists = np.zeros((*per_head, p.L, n_ctx), np.int32)
         self._begin = np.zeros(1, np.int64)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._codes = np.zeros((shape.n_head_kv, p.L, n_ctx), np.uint16)
         self._of_query = np.zeros((shape.n_head, p.L), np.uint16)
         n_rows = max(ops.LSH_ROWS, shape.group)
@@ -130,7 +133,7 @@ class _State(SelectorState):
             self._record_tables(rec, layer, kv)
         self._record_sample(rec, layer, q, kv)
         sel = packed(rec, self._sets, self._counts)
-        # Entries of 32 bits, whatever they are.
+        # All arrays have entries of 32 bits.
         weights = packed(rec, self._weights.view(np.int32), self._counts)
         return sel._replace(log_weight=weights.indices.view(np.float32))
 
@@ -227,7 +230,7 @@ class _State(SelectorState):
         )
 
     def _sample_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
-        """The sampled keys of the last layer, and what its lists hold on average."""
+        """The cost of the last layer's sampled keys, and of its lists' average length."""
         exact = self._n_sink + pos + 1 - int(self._begin[0])
         n_key = int(np.maximum(self._counts - exact, 0).sum())
         n_listed = self.shape.n_head * self._params.L * (pos >> self._params.K)

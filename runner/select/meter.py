@@ -1,4 +1,4 @@
-"""What decode steps hold of dense attention, as `metered` estimates it: counts of masses."""
+"""Counters of the retained mass of decode steps, as `metered` estimates it."""
 
 from typing import NamedTuple
 
@@ -6,27 +6,27 @@ import numpy as np
 
 from tamis.jit_kernels.contract.ops.select.metered import ALL, METER, WIDER
 
-N_BIN = 1000  # of masses from 0 to 1: quantiles are known to a thousandth
+N_BIN = 1000  # of masses from 0 to 1: quantiles are exact to a thousandth
 NOT_MEASURED = -1.0
 
 
 class Mass(NamedTuple):
-    """Estimates over the steps, layers and query heads in which a method chose."""
+    """Estimates over the steps, layers and query heads in which a method selected."""
 
     n_step: int
-    mass: float  # share of attention that is held, mean
-    mass_p5: float  # what all but 5 % of the cases exceed, to a thousandth
-    chosen: float  # mean share that the method's own choice holds, before anything is read again
-    wider: float  # share of heads that read more units
-    dense: float  # share of heads that read every position
+    mass: float  # the mean share of attention that is retained
+    mass_p5: float  # the fifth percentile of it, to a thousandth
+    chosen: float  # the mean share that the method's own selection retains
+    wider: float  # the share of heads that read additional units
+    dense: float  # the share of heads that read every position
 
     @property
     def escalated(self) -> float:
-        """Share of heads that read again."""
+        """The share of heads that read more than the method's selection."""
         return self.wider + self.dense
 
     def rounded(self) -> dict[str, float]:
-        """For JSON."""
+        """The rounded values, for JSON."""
         return {
             "steps": self.n_step,
             "mass": round(self.mass, 4),
@@ -46,22 +46,23 @@ class Mass(NamedTuple):
 class Meter:
     """The masses of a state's decode steps since `reset`.
 
-    report: f32 [n_layer, n_head, len(METER)], what kernels write of the step that runs.
+    report: f32 [n_layer, n_head, len(METER)], which kernels write in each step.
     """
 
     def __init__(self, n_layer: int, n_head: int) -> None:
         self.report = np.full((n_layer, n_head, len(METER)), NOT_MEASURED, np.float32)
-        self.last = self.report.copy()  # of the last step that was taken
+        self.last = self.report.copy()  # of the last counted step
         self.reset()
 
     def reset(self) -> None:
         """Drop all steps."""
         self._bins = np.zeros(N_BIN + 1, np.int64)
-        self._sums = np.zeros(4)  # held, chosen, WIDER, ALL
+        # sums of the retained and the selected mass, and counts of WIDER and ALL
+        self._sums = np.zeros(4)
         self._n_step = 0
 
     def take(self) -> None:
-        """Count the step whose report was written; nothing where none was."""
+        """Count the step whose report was written, if one was."""
         found = self.report[self.report[..., METER.mass] >= 0].astype(np.float64)
         self.last[...] = self.report
         self.report[...] = NOT_MEASURED
@@ -75,12 +76,12 @@ class Meter:
         self._n_step += 1
 
     def counts(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """What `mass_of` adds up."""
+        """The arrays and the number that `mass_of` adds up."""
         return self._bins, self._sums, self._n_step
 
 
 def mass_of(meters: list[Meter]) -> Mass | None:
-    """Of the meters of a session's devices together; None where nothing was measured."""
+    """The sum of the meters of a session's devices; None if nothing was measured."""
     found = [meter.counts() for meter in meters]
     bins = np.sum([bins for bins, _, _ in found], axis=0)
     n = int(np.sum(bins))

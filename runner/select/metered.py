@@ -39,15 +39,15 @@ from tamis.select.base import (
 from tamis.select.meter import Meter
 
 UNIT = 16
-EVEN = 0.3  # of the chances: equal shares
+EVEN = 0.3  # the uniform share of the sampling probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """inner: the method that chooses. mass: what each head holds, as far as samples tell."""
+    """inner: the method that selects. mass: the least retained mass of each head, by estimate."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
-    all_layers: ClassVar[bool] = True  # no method of some of them: see per_layer
+    all_layers: ClassVar[bool] = True  # it cannot serve some layers only: see per_layer
     has_floor: ClassVar[bool] = True  # `mass`
 
     inner: Selector
@@ -69,7 +69,7 @@ class Metered:
 
 
 class _State(SelectorState):
-    """The inner state, and the ops that weigh what it left out."""
+    """The inner state, and the ops that estimate what it left out."""
 
     def __init__(self, params: Metered, shape: SelectorShape, inner: SelectorState) -> None:
         super().__init__(shape)
@@ -87,7 +87,7 @@ class _State(SelectorState):
         self.counters, self.n_bytes = (self._filled, *inner.counters), inner.n_bytes
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
         self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
-        # Used within a layer: one for all that have as many rows and blocks as large.
+        # Scratch of one layer, shared by all with equally many rows and equal blocks.
         self._scratch: dict[int, dict[str, Any]] = {}
         self._wider: dict[tuple[int, int], Selection] = {}
         row = (1, shape.n_head, shape.head_dim)
@@ -182,11 +182,11 @@ class _State(SelectorState):
 
     @property
     def n_recall(self) -> int:
-        """The inner method's."""
+        """The inner method's number."""
         return self._inner.n_recall
 
     def _measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
-        """Whether anything is left out in a layer."""
+        """Whether a layer leaves anything out."""
         own = self.shape.window[layer]
         return rec.n_tok == 1 and not own and not self._inner.reads_all(rec, layer, sel)
 
@@ -295,7 +295,7 @@ class _State(SelectorState):
         )
 
     def _record_wider(self, rec: Recording, sel: Selection) -> Selection:
-        """Record what is read again; the Selection of rows that need more than was chosen."""
+        """Record what is read additionally; returns the Selection of rows that need more."""
         shape, own = self.shape, self._rows(sel.n_row)
         grain = math.gcd(sel.block, self._unit)
         if (sel.n_row, grain) not in self._wider:

@@ -20,33 +20,36 @@ from tamis.select.base import DECODE, PREFILL, ParameterError, PerRole, Selector
 from tamis.select.dense import Dense
 
 DENSE = "dense"
-INNER = "inner"  # the field of a method that works over another one
+INNER = "inner"  # the field of a method's inner method
 PARAMETERS = {DECODE: "attn", PREFILL: "prefill"}  # of Engine.session
-AT, AND = "@", "+"  # of a method a layer
-LONG = 8192  # tokens of a prompt from which LONG_PREFILL is near to dense and much faster
+AT, AND = "@", "+"  # the notation of a method per layer
+LONG = 8192  # prompts of so many tokens use LONG_PREFILL, which is close to dense and much faster
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
-# What reads prompts of any length whose keys others share, where the user chose none.
+# The default for prompts of any length whose keys are shared with others.
 ANY_PREFILL = f"beyond({LONG_PREFILL}):least={LONG}"
 _NOT_METHODS = {"base", "in_numpy", "key_codes", "meter", "notation", "per_layer", "plugins"}
 
 
 class MethodError(ValueError):
-    """The text names no method, or a parameter it does not have; the message lists what exists."""
+    """The text names no method, or an unknown parameter; the message lists what exists."""
 
 
 def prefill_for(n_prompt: int) -> str:
-    """The method that reads a prompt of n_prompt tokens where the user chose none."""
+    """The default method for a prompt of n_prompt tokens."""
     return LONG_PREFILL if n_prompt > LONG else DENSE
 
 
 def names() -> list[str]:
-    """The methods by name, which is that of their file in this folder; none is imported."""
+    """The names of the methods, which are those of the files in this folder; none is imported."""
     found = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
     return sorted(name for name in found if name not in _NOT_METHODS)
 
 
 def methods() -> dict[str, type[Selector]]:
-    """All methods by name, those of other packages too: imports every one. Raises MethodError."""
+    """All methods by name, including those of other packages; imports every one.
+
+    Raises MethodError.
+    """
     from tamis.select.plugins import found
 
     return {name: method_of(name) for name in sorted({*names(), *found()})}
@@ -55,7 +58,8 @@ def methods() -> dict[str, type[Selector]]:
 def method_of(name: str) -> type[Selector]:
     """The method of a name: METHOD of its file, or another package's (see select/plugins).
 
-    Imports no other one. Raises KeyError where there is none, MethodError for one that is broken.
+    It imports no other one. Raises KeyError for an unknown name, MethodError for one that is
+    broken.
     """
     if name in names():
         method: type[Selector] = importlib.import_module(f"tamis.select.{name}").METHOD
@@ -72,10 +76,10 @@ def method_of(name: str) -> type[Selector]:
 def parse_methods(
     attn: str | Selector, prefill: str | Selector, min_mass: float | None = None
 ) -> Selector:
-    """The methods of decode steps and of prompts as one; they share a state where they are equal.
+    """The methods of decode steps and of prompts as one; equal methods share a state.
 
-    Each as text or as the object itself. min_mass: what `metered` makes of attn, unless None; dense
-    attention stays. Raises MethodError.
+    Each is a text or an object. min_mass: unless None, attn is wrapped in `metered`; dense
+    attention is not. Raises MethodError.
     """
     for_decode, for_prefill = _serving(attn, DECODE), _serving(prefill, PREFILL)
     if min_mass is not None and for_decode != Dense():
@@ -84,7 +88,7 @@ def parse_methods(
 
 
 def _floored(method: Selector, min_mass: float) -> Selector:
-    """The method with a floor, or with another floor. Raises MethodError."""
+    """The method wrapped with a least mass, or with a new one. Raises MethodError."""
     from tamis.select.metered import Metered
 
     try:
@@ -96,7 +100,7 @@ def _floored(method: Selector, min_mass: float) -> Selector:
 
 
 def _serving(given: str | Selector, role: str) -> Selector:
-    """The method given for a role, parsed where it is text. Raises MethodError."""
+    """The method for a role, parsed if it is a text. Raises MethodError."""
     if isinstance(given, str):
         return parse_method(given, role)
     is_object = hasattr(given, "open") and not isinstance(given, type)
@@ -109,9 +113,9 @@ def _serving(given: str | Selector, role: str) -> Selector:
 
 
 def parse_method(text: str, role: str = DECODE) -> Selector:
-    """The method that `name`, `name:param=value,...` or `name(inner):...` stands for in a role.
+    """The method of a text `name`, `name:param=value,...` or `name(inner):...` in a role.
 
-    Or, at decode, a method a layer, `METHOD@LAYERS+METHOD@LAYERS`. Raises MethodError.
+    Or, at decode, a method per layer, `METHOD@LAYERS+METHOD@LAYERS`. Raises MethodError.
     """
     if AT in re.sub(r"\(.*\)", "", text):
         return _per_layer(text, role)
@@ -149,13 +153,13 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
 
 
 def parameters_of(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a method that a text may set, by their common names, else their own."""
+    """The fields of a method that a text may set, by common name, or else their own."""
     fields = _fields(method).values()
     return {f.metadata.get("common", f.name): f for f in fields if f.name != INNER}
 
 
 def needs_inner(method: type[Selector]) -> bool:
-    """Whether a text of the method must name another one in parentheses."""
+    """Whether a text of the method must name an inner method in parentheses."""
     field = _fields(method).get(INNER)
     return field is not None and field.default is dataclasses.MISSING
 
@@ -165,7 +169,7 @@ def _fields(method: type[Selector]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def defaults_of(method: type[Selector]) -> dict[str, Any]:
-    """What a text without parameters stands for, by their common names, else their own."""
+    """The values of a text without parameters, by common name, or else their own."""
     known = parameters_of(method)
     values: dict[str, Any] = {name: field.default for name, field in known.items()}
     for name, field in known.items():
@@ -175,7 +179,7 @@ def defaults_of(method: type[Selector]) -> dict[str, Any]:
 
 
 def _takers(role: str) -> str:
-    """The methods that serve a role, for messages: but for packages that are broken."""
+    """The methods that serve a role, for messages, without those of broken packages."""
     from tamis.select.plugins import found
 
     serving = []
@@ -186,11 +190,11 @@ def _takers(role: str) -> str:
 
 
 def _values(text: str, name: str, method: type[Selector], parameters: str) -> dict[str, Any]:
-    """The fields that `param=value,...` gives. Raises MethodError."""
+    """The fields that `param=value,...` sets. Raises MethodError."""
     known = parameters_of(method)
     own = {field.name: field for field in known.values()}
     values: dict[str, Any] = {}
-    total = ""  # the field that the common name's value has sinks and recent tokens beside
+    total = ""  # the field from whose common value sinks and recent tokens are subtracted
     for item in filter(None, parameters.split(",")):
         key, equals, value = item.partition("=")
         field = known.get(key) or own.get(key)
@@ -214,13 +218,13 @@ def _values(text: str, name: str, method: type[Selector], parameters: str) -> di
 
 
 def _described(field: dataclasses.Field[Any]) -> str:
-    """A parameter in messages: its common name, its paper's in parentheses."""
+    """A parameter for messages: its common name, with the paper's in parentheses."""
     common = field.metadata.get("common", field.name)
     return f"{common}=..." + (f" ({field.name})" if common != field.name else "")
 
 
 def of_layers(names: Sequence[str]) -> str:
-    """The text of one method a layer, whose texts these are; dense layers are left out."""
+    """The notation of one method per layer, given the text of each; dense layers are left out."""
     if len(set(names)) == 1:
         return names[0]
     parts, first = [], 0
@@ -254,7 +258,7 @@ def _per_layer(text: str, role: str) -> Selector:
 
 
 def _parts(text: str) -> tuple[str, str | None, str]:
-    """Name, what its parentheses hold (None without), and the parameters."""
+    """Name, content of the parentheses (None without), and parameters."""
     found = re.fullmatch(r"([^():]*)(?:\((.*)\))?(?::([^()]*))?", text)
     if found is None:
         raise MethodError(f"{text!r}: expected name:param=value,... or name(method):param=value")

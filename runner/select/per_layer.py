@@ -1,10 +1,10 @@
-"""A method a layer: `lfps@0-11+tactic@12-23`. Decides nothing itself.
+"""A method per layer: `lfps@0-11+tactic@12-23`. It decides nothing itself.
 
-Each layer is served by the method that names it, layers that none names by dense attention. A
-method counts layers from the model's first, as it does alone (`hip:l_d=3` leaves the first three
-dense). To each, the layers of the others look like such with a sliding window of their own: what
-layers share is then among its own. Their phases come together: a decode Program is recorded for
-each combination that occurs.
+Each layer is served by the method that names it, other layers by dense attention. A method counts
+layers from the model's first, as it does alone (`hip:l_d=3` leaves the first three dense). To each
+method, the layers of the others appear to have a sliding window of their own, so that its layers
+share data only among themselves. Their phases are combined: a decode Program is recorded for each
+combination that occurs.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from tamis.select.base import (
     SelectorState,
 )
 
-OTHERS = 1  # the window that layers of other methods seem to have
+OTHERS = 1  # the window that layers of other methods appear to have
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """parts: no layer is in two of them."""
+    """parts: methods with disjoint layers."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
@@ -52,7 +52,10 @@ class PerLayer:
             raise ValueError(f"layer {layer} has {n_method} methods, expected one")
 
     def open(self, shape: SelectorShape) -> SelectorState:
-        """The states of all for one sequence. Raises ValueError for layers that are not there."""
+        """The states of all methods for one sequence.
+
+        Raises ValueError for layers that do not exist.
+        """
         last = max(layer for part in self.parts for layer in part.layers)
         if last >= shape.n_layer:
             raise ValueError(
@@ -63,7 +66,7 @@ class PerLayer:
 
 
 class _State(SelectorState):
-    """Each hook of a layer is its own method's."""
+    """The states of all methods; each hook of a layer calls the layer's own."""
 
     def __init__(self, params: PerLayer, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -126,6 +129,6 @@ class _State(SelectorState):
 
 
 def _seen_by(part: Part, shape: SelectorShape) -> SelectorShape:
-    """The shape, in which all layers but the part's own have a window."""
+    """The shape in which all layers but the part's own have a window."""
     window = (own if i in part.layers else own or OTHERS for i, own in enumerate(shape.window))
     return replace(shape, window=tuple(window))

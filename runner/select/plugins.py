@@ -1,7 +1,7 @@
-"""Selectors of other packages: those that name themselves in the entry points `tamis.selectors`.
+"""Selectors of other packages, which name themselves in the entry points `tamis.selectors`.
 
-In such a package's pyproject.toml: `[project.entry-points."tamis.selectors"]` and below it
-`name = "package.module:Class"`, a frozen dataclass as `select/base` wants it.
+In such a package's pyproject.toml: `[project.entry-points."tamis.selectors"]` and below it `name =
+"package.module:Class"`, a frozen dataclass as described in `select/base`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ class PluginError(ValueError):
 
 
 def found() -> dict[str, EntryPoint]:
-    """Where each selector is, by name; none is imported."""
+    """The entry point of each selector, by name; none is imported."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

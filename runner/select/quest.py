@@ -31,13 +31,16 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class Quest:
-    """budget: tokens a row keeps. page: tokens of a page. dense: first layers that read all."""
+    """budget: tokens that a row keeps. page: tokens of a page.
+
+    dense: first layers that are dense.
+    """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
     budget: int = 1024
     page: int = 16
-    dense: int = common("dense_layers", 2)  # as in the paper: they are hardly sparse
+    dense: int = common("dense_layers", 2)  # as in the paper: these layers are hardly sparse
     sink: int = 4
     recent: int = 16
     rows: str = "head"
@@ -57,17 +60,17 @@ class Quest:
 
     @property
     def n_sink(self) -> int:
-        """Pages that hold a sink."""
+        """The number of pages that hold a sink."""
         return -(-self.sink // self.page)
 
     @property
     def n_recent(self) -> int:
-        """Pages that hold the last `recent` positions, wherever the last page ends."""
+        """The number of pages that hold the last `recent` positions, wherever a page ends."""
         return 1 + -(-(self.recent - 1) // self.page)
 
     @property
     def n_top(self) -> int:
-        """Pages that are chosen by their bounds."""
+        """The number of pages that are selected by their bounds."""
         return self.budget // self.page - self.n_sink - self.n_recent
 
     def open(self, shape: SelectorShape) -> SelectorState:
@@ -100,7 +103,7 @@ class _State(SelectorState):
         self._n_page = -(-shape.n_ctx // params.page)
         sizes = (shape.n_layer, shape.n_head_kv, self._n_page, 2, shape.head_dim)
         self._bounds = np.zeros(sizes, np.float16)
-        self._filled = np.zeros((shape.n_layer, 1), np.int64)  # positions in the bounds
+        self._filled = np.zeros((shape.n_layer, 1), np.int64)  # positions included in the bounds
         self.counters = (self._filled,)
         self._parts = np.zeros((shape.n_head, 2, shape.head_dim), np.float32)  # of q, by sign
         self._scores = np.zeros((shape.n_head, self._n_page), np.float32)
@@ -158,7 +161,10 @@ class _State(SelectorState):
         )
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
-        """Two vectors of each page, read once for all heads; an element is multiplied with both."""
+        """The cost of two vectors per page, read once for all heads.
+
+        An element is multiplied by both.
+        """
         n = (pos // self._params.page + 1) * self.shape.head_dim
         return 4 * n * self.shape.n_head_kv, 4 * n * self.shape.n_head
 

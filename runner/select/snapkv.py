@@ -42,7 +42,7 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class SnapKV:
-    """budget: tokens a row keeps of a prompt. window: its last ones, whose queries choose."""
+    """budget: tokens that a row keeps of a prompt. window: the last ones, whose queries select."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
@@ -77,7 +77,7 @@ class SnapKV:
 
 
 def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
-    """PyramidKV's Eq. 6 to 8: budgets of n_layer layers, falling from the first to the last."""
+    """PyramidKV's Eq. 6 to 8: budgets of n_layer layers, decreasing from the first to the last."""
     last = mean / beta
     drop = 2 * (mean - last) / max(1, n_layer - 1)
     first = last + drop * (n_layer - 1) if n_layer > 1 else mean
@@ -87,15 +87,15 @@ def pyramid(mean: int, beta: float, n_layer: int) -> list[int]:
 def chosen(p: SnapKV, votes: np.ndarray, n_top: int) -> list[np.ndarray]:
     """The positions that each row keeps between sinks and window: Listing 1, Ada-KV's Alg. 1.
 
-    votes f64 [n_row, n]: sums of the last queries' attention weights at these positions.
-    n_top: positions that a row keeps on average. Of equal ones the first are taken.
+    votes f64 [n_row, n]: sums of the last queries' attention weights at these positions. n_top:
+    positions that a row keeps on average. Of equal ones the first are taken.
     """
     n_row, n = votes.shape
     reach = p.kernel // 2
     near = [votes[:, max(0, j - reach) : j + reach + 1] for j in range(n)]
     pooled = np.stack([x.sum(axis=1) if p.pool == "mean" else x.max(axis=1) for x in near], axis=1)
     best = np.argsort(-pooled.ravel(), kind="stable")[: n_top * n_row]
-    shares = np.bincount(best // n, minlength=n_row)  # of the layer's best, a row's
+    shares = np.bincount(best // n, minlength=n_row)  # each row's number among the layer's best
     budgets = [int(n_top + p.ada * (share - n_top) + 1e-6) for share in shares]
     if n_top >= n:
         budgets = [n] * n_row
@@ -104,7 +104,7 @@ def chosen(p: SnapKV, votes: np.ndarray, n_top: int) -> list[np.ndarray]:
 
 
 class _State(StartingState):
-    """What every row keeps of the prompt."""
+    """The positions of the prompt that every row keeps."""
 
     evicting = True
 
@@ -116,11 +116,11 @@ class _State(StartingState):
         full = [layer for layer, window in enumerate(shape.window) if not window]
         budgets = pyramid(p.budget - p.sink - p.window, p.beta, len(full))
         self._n_top = dict(zip(full, budgets, strict=True))
-        # A row may get all that `ada` hands out.
+        # A row may get everything that `ada` distributes.
         n_keep = {i: math.ceil(n * (1 + p.ada * (n_row - 1))) for i, n in self._n_top.items()}
         self._kept = {i: np.zeros((n_row, 1 + n), np.int32) for i, n in n_keep.items()}
         self._begin = np.zeros(1, np.int64)
-        # Used within a layer: one for all.
+        # Scratch of one layer, shared by all.
         self._sums, self._pooled = zeros((2, n_row, n_ctx), np.float32)
         self._scores = zeros((shape.n_head, n_ctx), np.float32)
 

@@ -58,7 +58,7 @@ LANES = 16  # clusters that are scored together
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
-    """P: share of attention. c: tokens a cluster. first: share of tokens weighed exactly."""
+    """P: share of attention. c: tokens per cluster. first: share of tokens weighted exactly."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
 
@@ -103,7 +103,7 @@ class Tactic:
 
 
 def budget_by_fit(weights: np.ndarray, n_first: int, outside: float, share: float) -> int:
-    """How many positions reach `share` of all weight: Alg. 1, with the curve of 4.4.
+    """The number of positions that reach `share` of all weight: Alg. 1, with the curve of 4.4.
 
     weights f64 [n]: of the clustered positions in the order of their clusters; the first n_first
     are known. outside: the weight of the positions that are not clustered.
@@ -124,7 +124,7 @@ def budget_by_fit(weights: np.ndarray, n_first: int, outside: float, share: floa
 
 
 class Order(NamedTuple):
-    """Clusters in the order in which they are kept, and the weight of their positions."""
+    """Clusters in the order in which they are kept, and the weights of their positions."""
 
     weights: np.ndarray  # f64 [n], or [n_head, n]: of the positions, cluster by cluster
     sizes: np.ndarray  # int [n_cluster]
@@ -132,7 +132,7 @@ class Order(NamedTuple):
 
 
 def _drawn(tail: np.ndarray, n_sample: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Clusters, and places within them, at even distances of the sums of `tail`."""
+    """Sampled clusters, and positions within them, at even distances of the sums of `tail`."""
     points = (np.arange(n_sample) + 0.5) / n_sample * tail.sum()
     of = np.searchsorted(tail.cumsum(), points, side="right")
     within = (points - (tail.cumsum() - tail)[of]) / tail[of] * sizes[of]
@@ -142,9 +142,10 @@ def _drawn(tail: np.ndarray, n_sample: int, sizes: np.ndarray) -> tuple[np.ndarr
 def budget_by_samples(
     clusters: Order, n_first: int, outside: float, share: float, sampling: tuple[int, float]
 ) -> int:
-    """As budget_by_fit, of whole clusters: the first are known, others weigh what samples say.
+    """The budget in whole clusters: the first are known, others are estimated by samples.
 
-    sampling: how many samples are drawn, and what is added to their estimate (`sample`, `margin`).
+    Otherwise it is like budget_by_fit. sampling: the number of samples, and the margin added to
+    their estimate (`sample`, `margin`).
     """
     (n_sample, margin), (weights, sizes, logits) = sampling, clusters
     ends = sizes.cumsum()
@@ -166,7 +167,7 @@ def budget_by_samples(
 
 
 def densities(logits: np.ndarray, sizes: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """What a member of each cluster holds of a head's weight, summed over heads, as estimated.
+    """The estimated share of a head's weight held by a member of each cluster, summed over heads.
 
     logits f64 [n_head, n_cluster] of the centroids; outside f64 [n_head].
     """
@@ -183,9 +184,9 @@ def budgets_joint(
     share: float,
     sampling: tuple[int, float],
 ) -> list[int]:
-    """How many positions each head needs of one order: `rows="joint"`.
+    """The number of positions that each head needs of a common order: `rows="joint"`.
 
-    As budget_by_samples, each head with the ratio of its own samples; dense: see densities.
+    It is like budget_by_samples, each head with the ratio of its own samples; dense: see densities.
     """
     (n_sample, margin), (weights, sizes, logits) = sampling, clusters
     ends = sizes.cumsum()
@@ -212,14 +213,14 @@ class _State(SelectorState):
         super().__init__(shape)
         self._params = params
         self._n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
-        # Where everything is clustered at once, the one segment has room for the whole context.
+        # If everything is clustered at once, the one segment has room for the whole context.
         whole = -(-shape.n_ctx // params.c) * params.c
         self._segment = min(params.segment or whole, whole)
         self._n_segment = -(-shape.n_ctx // self._segment)
         self._n_slot = n_slot = -(-(shape.n_ctx // params.c) // LANES) * LANES
         self.prepares = True
         self._phase = CLUSTER
-        self._at = 0  # step of the last clustering, 0 = none
+        self._at = 0  # the step of the last clustering, 0 = none
         # All layers are clustered at the same steps: see ops.TACTIC_SEED.
         self._extent = np.full(3, params.sink, np.int64)
         self._extent[2] = 0
@@ -229,11 +230,11 @@ class _State(SelectorState):
         self._starts = np.zeros((*per_head, n_slot + 1), np.int32)
         self._order = np.zeros((*per_head, shape.n_ctx), np.int32)
         self.n_bytes = self._means.nbytes + self._starts.nbytes + self._order.nbytes
-        # Scratch, which the layers share.
+        # Scratch that layers share.
         self._centroids = np.zeros((n_kv, n_slot, shape.head_dim), np.float32)
         self._norms = np.zeros((n_kv, n_slot), np.float32)
         self._moving = np.zeros((n_kv, self._n_segment), np.int64)
-        # A GPU marks positions by their clusters: it keeps all layers' labels.
+        # A GPU marks positions by their clusters and so stores the labels of all layers.
         self._labels = np.zeros((shape.n_layer if shape.on_gpu else 1, n_kv, shape.n_ctx), np.int32)
         self.n_bytes += self._labels.nbytes
         self._cursor = np.zeros((n_kv, n_slot), np.int32)
@@ -269,7 +270,7 @@ class _State(SelectorState):
         return self._phase
 
     def prepare_due(self, end: int) -> bool:
-        # Whole segments before the last `local` positions, as a step at `end` - 1 would have them.
+        # Whole segments before the last `local` positions, as at a step at `end` - 1.
         p, done = self._params, self._whole(int(self._extent[1]))
         upto = self._whole(end - p.local)
         if upto <= done:
@@ -278,7 +279,7 @@ class _State(SelectorState):
         return True
 
     def _planned(self, pos: int) -> tuple[int, int, int]:
-        """The extent of a clustering at position pos: what is whole already stays as it is."""
+        """The extent of a clustering at position pos: complete segments are not changed."""
         p, segment = self._params, self._segment
         n = max(0, pos + 1 - p.local - p.sink)
         n_whole, n_rest = n // segment, n % segment
@@ -287,7 +288,7 @@ class _State(SelectorState):
         return begin, p.sink + n, n_whole * (segment // p.c) + n_rest // p.c
 
     def _whole(self, end: int) -> int:
-        """Where the last whole segment before `end` ends."""
+        """The end of the last whole segment before `end`."""
         sink = self._params.sink
         return sink + max(0, end - sink) // self._segment * self._segment
 
@@ -336,13 +337,13 @@ class _State(SelectorState):
             )
 
     def _labels_of(self, layer: int) -> np.ndarray:
-        """The clusters of a layer's positions; on the CPU scratch, which the layers share."""
+        """The clusters of a layer's positions; on the CPU they are scratch that layers share."""
         return self._labels[layer % len(self._labels)]
 
     def _most_weighed(self) -> int:
-        """Most positions that a head weighs: first ones, windows or samples, those not clustered.
+        """The most positions that a head weights: first ones, windows or samples, unclustered ones.
 
-        With samples, first ones are whole clusters, of a segment at most.
+        With samples, the first ones are whole clusters, of one segment at most.
         """
         p, n_ctx = self._params, self.shape.n_ctx
         most = max(20, int(p.first * n_ctx) + 1) + 4 * ops.tactic_half_window(n_ctx)
@@ -404,7 +405,7 @@ class _State(SelectorState):
     def _record_order(
         self, rec: Recording, layer: int, common: dict[str, Any], keys: dict[str, Any]
     ) -> Selection:
-        """The clusters' order; what is weighed to tell how many of them are kept."""
+        """Record the clusters' order, and the weights by which their number is chosen."""
         p, shape = self._params, self.shape
         given: dict[str, Any] = {
             "scores": self._scores,
@@ -425,14 +426,15 @@ class _State(SelectorState):
         return packed(rec, self._weighed, self._n_weighed)
 
     def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:
-        """Each centroid is read once, for all heads of its KV head."""
+        """The cost of the centroids: each is read once, for all heads of its KV head."""
         shape, n = self.shape, int(self._extent[2]) * self.shape.head_dim
         return 2 * shape.n_head_kv * n, 2 * shape.n_head * n
 
     def _budget_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
-        """A head reads the keys that are weighed first and two windows of them, or the samples.
+        """The cost of the keys that a head weights: first ones and two windows, or the samples.
 
-        Where they count, the keys outside of the clusters as well. Heads with one order read once.
+        The unclustered keys are included if they count towards P. Heads with one order read keys
+        once.
         """
         p, shape = self._params, self.shape
         n_in = max(0, int(self._extent[1]) - p.sink)
@@ -457,7 +459,7 @@ class _State(SelectorState):
             order=self._order[layer],
             rank=self._rank,
             keep=self._keep,
-            ends=self._work,  # whose rows begin with them
+            ends=self._work,  # its rows begin with the ends
             n_end=self._work.shape[1],
             marks=self._marks,
             count=self._count,

@@ -53,7 +53,7 @@ class TopK:
 
 
 def chosen(p: TopK, scores: np.ndarray) -> np.ndarray:
-    """The positions of each row, bool [n_row, n_kv]: the ends, and the best between them.
+    """The positions of each row, bool [n_row, n_kv]: sinks, recent ones, and the best between.
 
     scores f64 [n_row, n_kv]: q . k, of rows of several heads the largest.
     """
@@ -67,7 +67,7 @@ def chosen(p: TopK, scores: np.ndarray) -> np.ndarray:
 
 
 class _State(SelectorState):
-    """The keys' int8 copy, and scratch of one layer, used by all in turn."""
+    """The keys' int8 copy, and scratch of one layer, shared by all."""
 
     def __init__(self, params: TopK, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -96,7 +96,7 @@ class _State(SelectorState):
         return self._scores.bounds(layer, report)
 
     def _score_cost(self, n_tok: int, pos: int) -> tuple[int, int]:
-        """Each key once for all heads that share it."""
+        """The cost of each key, read once for all heads that share it."""
         n = max(0, pos + 1 - self._params.sink - self._params.recent) * self.shape.head_dim
         return 2 * n * self.shape.n_head_kv, 2 * n * self.shape.n_head
 

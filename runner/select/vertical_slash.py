@@ -40,9 +40,9 @@ from tamis.select.base import (
 
 @dataclass(frozen=True, slots=True)
 class VerticalSlash:
-    """n_vertical: columns. n_slash: diagonals. sink, local: of them, those always kept.
+    """n_vertical: columns. n_slash: diagonals. sink, local: those of them that are always kept.
 
-    inner: a method whose positions take part, too; None: no other.
+    inner: a method whose positions are added; None: no other.
     """
 
     roles: ClassVar[tuple[str, ...]] = (PREFILL,)
@@ -73,13 +73,13 @@ class VerticalSlash:
 def lines(p: VerticalSlash, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The columns and diagonals of a KV head, ascending: Alg. 2 of the paper.
 
-    weights f64 [n_last, n]: attention weights of the last queries, summed over the head's queries'
-    heads, 0 beyond each query. A diagonal is named by where the last query meets it.
+    weights f64 [n_last, n]: attention weights of the last queries, summed over the query heads of
+    the KV head, 0 beyond each query. A diagonal is identified by its column for the last query.
     """
     n_last, n = weights.shape
     columns, diagonals = weights.sum(axis=0), np.zeros(n)
     for t, row in enumerate(weights):
-        ahead = n_last - 1 - t  # of this query's diagonals the last query is so much further
+        ahead = n_last - 1 - t  # the last query's column on a diagonal is this much further right
         diagonals[ahead:] += row[: n - ahead]
     columns[: p.sink] = np.inf
     diagonals[max(0, n - p.local) :] = np.inf
@@ -146,7 +146,7 @@ class _State(SelectorState):
         return self._inner.reads_all(rec, layer, sel)
 
     def _record_lines(self, rec: Recording, q: np.ndarray, kv: KVView) -> Selection:
-        """The best columns and diagonals, and the Selection of them."""
+        """Record the search for the best columns and diagonals; returns their Selection."""
         p, shape = self._params, self.shape
         rec.program.add(
             ops.SLASH_LINES,
@@ -206,7 +206,7 @@ class _State(SelectorState):
         return sel
 
     def _new_selection(self, rec: Recording, n_row: int, most: int) -> Selection:
-        """Room for `most` single positions a row, or the whole context."""
+        """Buffers for `most` single positions per row, or the whole context."""
         n_rows = -(-rec.n_tok // rec.q_block) * n_row
         return Selection(
             indptr=np.zeros(n_rows + 1, np.int32),

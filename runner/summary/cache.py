@@ -1,7 +1,7 @@
 """A cache on disk: sessions after reading a text, and finished answers.
 
-A private folder of files named by a hash of all that made them. A file is there whole or not at
-all; the least recently used go when the folder is over its size.
+It is a private folder of files, each named by a hash of everything that determined it. A file is
+complete or absent; beyond the folder's size limit the least recently used files are removed.
 """
 
 import contextlib
@@ -44,20 +44,20 @@ class CacheError(RuntimeError):
 
 
 def default_folder() -> Path:
-    """The folder beside that of the kernels: tamis/documents in $XDG_CACHE_HOME or ~/.cache."""
+    """The folder tamis/documents in $XDG_CACHE_HOME or ~/.cache, beside that of the kernels."""
     return store.user_folder().parent / "documents"
 
 
 def key_of(*values: Any) -> str:
-    """32 hex digits of values that JSON can write."""
+    """The key of values that JSON can encode: 32 hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def model_digest(path: Path) -> str:
-    """64 hex digits that tell model files apart without reading all of them.
+    """The 64 hex digits that identify a model file without reading all of it.
 
-    Of each part of the model: size, time of the last change, its beginning with the metadata, and
-    samples of the weights. Raises OSError.
+    They cover, for each part of the model: size, time of the last change, its beginning with the
+    metadata, and samples of the weights. Raises OSError.
     """
     digest = hashlib.sha256()
     for part in _parts(path):
@@ -81,8 +81,8 @@ def _parts(path: Path) -> list[Path]:
 class Cache:
     """Answers and states by key. Several processes and threads may use one folder.
 
-    say: gets a line for the person where something was removed or could not be kept: a full disk
-    is no reason to stop.
+    say: receives a line for the user if something was removed or could not be stored: a full disk
+    is not an error.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Cache:
         remove_unfinished(self.folder)
 
     def get(self, key: str, kind: "type[T]") -> "T | None":
-        """The answer of a key, a dataclass; None where there is none, or it is damaged."""
+        """The answer of a key, a dataclass; None if there is none, or it is damaged."""
         path = self.folder / (key + _ANSWER)
         try:
             with open_private(path) as file:
@@ -122,14 +122,14 @@ class Cache:
         return kind(**found)
 
     def put(self, key: str, answer: "DataclassInstance") -> None:
-        """Keep an answer, of strings, numbers and lists; it is on the disk when this returns."""
+        """Store an answer of strings, numbers and lists; it is on disk when this returns."""
         text = json.dumps(asdict(answer))
         path = self.folder / (key + _ANSWER)
         with self._room(path), write_whole(path) as file:
             file.write(f"{_digest(key, text)}\n{text}".encode())
 
     def state(self, key: str) -> Path | None:
-        """The session file of a key, or None. Its checksums are the reader's business."""
+        """The session file of a key, or None. The reader checks its checksums."""
         path = self.folder / (key + _STATE)
         if not path.exists():
             return None
@@ -137,11 +137,11 @@ class Cache:
         return path
 
     def drop_state(self, key: str) -> None:
-        """Drop a session file that turned out to be damaged."""
+        """Remove a session file that was found damaged."""
         (self.folder / (key + _STATE)).unlink(missing_ok=True)
 
     def keep_state(self, key: str, n_bytes: int, save: Callable[[Path], None]) -> None:
-        """Keep a session of about n_bytes, which save(path) writes whole or not at all."""
+        """Store a session of about n_bytes; save(path) writes it whole or not at all."""
         if n_bytes > self.max_bytes:
             self._say(
                 f"not kept for more questions: {n_bytes / 1e9:.2f} GB of KV cache, the "
@@ -154,7 +154,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _room(self, path: Path) -> Any:
-        """Around the writing of a file: a full disk is said, and then the oldest are removed."""
+        """A context for writing a file: reports a full disk, then removes the oldest files."""
         try:
             yield
         except OSError as error:
@@ -174,7 +174,7 @@ class Cache:
             if total <= self.max_bytes:
                 break
             if path != keep:
-                with contextlib.suppress(OSError):  # as of a folder with such a name
+                with contextlib.suppress(OSError):  # such as for a folder of that name
                     path.unlink(missing_ok=True)
                     total, n_gone = total - size, n_gone + 1
         if n_gone:
@@ -184,7 +184,7 @@ class Cache:
             )
 
     def _files(self) -> list[Path]:
-        """Our files of the folder, which may have others too."""
+        """The cache's files in the folder, which may contain others."""
         return [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
 
     def _used(self, path: Path) -> None:
@@ -193,7 +193,7 @@ class Cache:
 
 
 def _is_of(found: Any, kind: type) -> bool:
-    """Whether found has the fields of a dataclass, each of its type."""
+    """Whether a record has the fields of a dataclass, each of its type."""
     types = typing.get_type_hints(kind)
     return (
         isinstance(found, dict)
@@ -203,7 +203,7 @@ def _is_of(found: Any, kind: type) -> bool:
 
 
 def _of_json(hint: Any) -> Any:
-    """What JSON gives back of a type: of list[Source] a list, whose elements the digest covers."""
+    """The type that JSON decodes to: for list[Source] a list, whose elements the digest covers."""
     return typing.get_origin(hint) or hint
 
 

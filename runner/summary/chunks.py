@@ -1,16 +1,16 @@
-"""A long text in parts that each have at most so many tokens; joined, they are the text again.
+"""Splits a long text into parts of limited tokens; joined, they are the text again.
 
-A text is cut where it has the strongest border: before a section's heading, between paragraphs,
-lines, sentences, words, and inside a word only where it alone is too long.
+A text is cut at its strongest borders: before a section's heading, between paragraphs, lines,
+sentences, words, and inside a word only if that alone is too long.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
-Count = Callable[[str], int]  # tokens of a text
+Count = Callable[[str], int]  # the tokens of a text
 
-# What follows each border; the strongest first.
+# The patterns of borders, the strongest first.
 _BORDERS = tuple(
     re.compile(pattern, re.M)
     for pattern in (
@@ -24,9 +24,9 @@ _BORDERS = tuple(
 
 
 def split(text: str, count: Count, n_max: int) -> list[str]:
-    """The text in as few parts as its borders allow, of about equal length, none over n_max tokens.
+    """The text in as few parts as its borders allow, of similar length, each at most n_max tokens.
 
-    Raises ValueError where n_max is less than a character takes.
+    Raises ValueError if a single character takes more than n_max.
     """
     units = list(_units(text, count, n_max, 0))
     room = n_max
@@ -40,10 +40,10 @@ def split(text: str, count: Count, n_max: int) -> list[str]:
 
 
 def pack(sizes: Sequence[int], n_max: int) -> list[tuple[int, int]]:
-    """Consecutive groups, as few as can be, whose sizes sum to at most n_max: (first, end) each.
+    """Consecutive groups, as few as possible, whose sizes sum to at most n_max: (first, end) each.
 
-    As even as they get: a short last group would weigh as much in the end as a long one. What is
-    larger than n_max is a group of its own.
+    They are as even as possible: a short last group would weigh as much as a long one in the end.
+    An item larger than n_max is a group of its own.
     """
     n_group = len(_greedy(sizes, n_max))
     even = bisect_left(range(n_max), True, key=lambda n: len(_greedy(sizes, n)) <= n_group)
@@ -61,7 +61,7 @@ def _greedy(sizes: Sequence[int], n_max: int) -> list[tuple[int, int]]:
 
 
 def _units(text: str, count: Count, n_max: int, level: int) -> Iterator[tuple[str, int]]:
-    """Pieces of at most n_max tokens that parts are made of, each with its tokens.
+    """Yield pieces of at most n_max tokens that parts are made of, each with its tokens.
 
     They are cut at the strongest borders that make them short enough.
     """
@@ -86,7 +86,7 @@ def _pieces(text: str, level: int) -> Iterator[str]:
 
 
 def _halves(word: str, size: int, count: Count, n_max: int) -> Iterator[tuple[str, int]]:
-    """A word of too many tokens, in halves of halves."""
+    """Yield a word of too many tokens in pieces, halved repeatedly."""
     if size <= n_max:
         yield word, size
         return

@@ -1,7 +1,8 @@
-"""Whether a text says what an answer about it says, and where: by its words, not by a model.
+"""Whether a text supports an answer about it, and where: by its words, not by a model.
 
-An answer is supported where one to three consecutive sentences have its words, all its numbers and
-names, and there or close by the words of the question. What has no such passage is not said.
+An answer is supported if one to three consecutive sentences contain its words, all its numbers and
+names, and they or nearby sentences contain the words of the question. Sentences without such a
+passage are left out.
 """
 
 import itertools
@@ -11,15 +12,16 @@ from dataclasses import dataclass
 
 from tamis.summary.words import Index, Span, find, sentences, words
 
-ANSWER_SHARE = 0.5  # of the weight of what the answer adds to the question
+ANSWER_SHARE = 0.5  # of the weight of the words that the answer adds to the question
 QUESTION_SHARE = 0.5  # of the weight of the question's words, in the passage and around it
-POINT_SHARE = 0.5  # of a point of a summary, which says in its words what many sentences say
+POINT_SHARE = 0.5  # of a summary's sentence, which condenses many sentences in its own words
 LONGEST = 3  # sentences of a passage
-REACH = 2  # sentences on either side that a question's words may be in
-LEAST_PHRASE = 4  # words of a phrase in quotation marks that must stand as it is
+REACH = 2  # sentences on either side in which a question's words may be
+LEAST_PHRASE = 4  # words of a quoted phrase that must occur literally
 
-# Words that ask, or that every question and answer has. Of languages other than English only those
-# that ask, as a text need not have them; how often it has its articles says how little they tell.
+# Question words, and words that every question and answer contains. For languages other than
+# English only question words are needed, as a text may lack them; the weights of articles are low
+# because texts repeat them.
 _ASKING = (
     "who whom whose what when where which why how does do did done is are was were be been has "
     "have had can could may must shall should will would there this that these those the a an of "
@@ -49,7 +51,7 @@ _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,2000})["”“»]')
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Sentences that support a statement; the shares are of weights, of 1."""
+    """Sentences that support a statement; shares are of the weight of words, from 0 to 1."""
 
     span: Span
     answer: float
@@ -58,14 +60,14 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A sentence of an answer, and the passage that says it; None: there is none."""
+    """A sentence of an answer, and its supporting passage; None: there is none."""
 
     text: str
     passage: Passage | None
 
     @property
     def share(self) -> float:
-        """Of the sentence's words in the passage; 0 where there is none."""
+        """The share of the sentence's words that the passage has; 0 without a passage."""
         return 0.0 if self.passage is None else self.passage.answer
 
 
@@ -84,10 +86,10 @@ class Question:
 
 
 def points(index: Index, asked: Question, answer: str) -> list[Point]:
-    """The sentences of an answer, each with its passage; [] where the text has no answer.
+    """The sentences of an answer, each with its passage; [] if the text has no answer.
 
-    One sentence at least must be supported where the question's words are; the others may be
-    supported anywhere. What is not supported is left out.
+    At least one sentence must be supported near the question's words; the others may be supported
+    anywhere. Unsupported sentences are left out.
     """
     if _REFUSAL.search(answer.lower()):
         return []
@@ -110,9 +112,9 @@ def nearest(index: Index, asked: Question, n: int) -> list[tuple[float, Span]]:
 
 
 def contradict(asked: Question, answers: Sequence[Sequence[Point]]) -> bool:
-    """Whether two of the answers cannot both be right: their numbers or names are all different.
+    """Whether two of the answers exclude each other: their numbers or names are all different.
 
-    Only a question for one thing (who, when, where, which, how many) has answers of this kind.
+    Only a question for one thing (who, when, where, which, how many) has such answers.
     """
     facts = [found for points in answers if (found := _facts(points, asked))]
     return asked.one and any(not a & b for a, b in itertools.combinations(facts, 2))
@@ -123,13 +125,13 @@ def _answers(point: Point) -> bool:
 
 
 def _best(index: Index, asked: Question, text: str, least: float = ANSWER_SHARE) -> Passage | None:
-    """The passage that supports a sentence best, of these the shortest."""
+    """The passage that supports a sentence best; among equals the shortest."""
     added = frozenset(words(text)) - asked.all - _COMMON - {"yes", "no", "not"}
     strict = frozenset(word for word in added if word[0].isdigit()) | _names(text) & added
     if asked.number and not any(word[0].isdigit() for word in added):
         return None
     if not added and not asked.yes_no:
-        return None  # it only says the question again
+        return None  # the sentence only repeats the question
     if any(find(index.text, phrase) is None for phrase in _phrases(text)):
         return None
     best: tuple[float, Passage] | None = None
@@ -151,19 +153,19 @@ def _best(index: Index, asked: Question, text: str, least: float = ANSWER_SHARE)
 
 
 def _agrees(index: Index, span: Span, text: str) -> bool:
-    """Whether a passage says yes where the answer does, by the words that say no."""
+    """Whether passage and answer agree in being negated or not, by words of negation."""
     passage = index.text[span.start : span.end].lower()
     return bool(_NO.search(passage)) == bool(_NO.search(text.lower()))
 
 
 def _names(text: str) -> frozenset[str]:
-    """The words that are written with a capital, but for the first."""
+    """The capitalised words, except the first one."""
     found = re.findall(r"(?<=[^\s.:!?]\s)[A-Z][^\W_]*+", text)
     return frozenset(word for name in found for word in words(name))
 
 
 def _phrases(text: str) -> list[str]:
-    """What an answer has in quotation marks and is long enough to be of the text."""
+    """The phrases that an answer quotes and that are long enough to be the text's."""
     return [m[1] for m in _QUOTED.finditer(text) if len(words(m[1])) >= LEAST_PHRASE]
 
 

@@ -1,7 +1,7 @@
-"""How much of a long work is done and how long the rest will take, from what was measured so far.
+"""Progress of a long task and the remaining time, estimated from measurements so far.
 
 A token of a prompt costs a + b * position (attention reads what came before it); a token of an
-answer costs the mean of those written. Until something was measured nothing is promised.
+answer costs the mean of those generated. There is no estimate before the first measurement.
 """
 
 import threading
@@ -21,26 +21,26 @@ class Work:
 
 
 class Meter:
-    """What is left to do, by name of a document; several threads may report to one."""
+    """The remaining work, by name of a document; several threads may report to one meter."""
 
     def __init__(self, n_worker: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock, self._clock, self._n_worker = threading.Lock(), clock, n_worker
         self._left: dict[str, deque[Work]] = {}
         self._since: dict[str, float] = {}
-        # Sums over chunks of n tokens, of which sum of positions p, in t seconds: the normal
+        # Sums over chunks of n tokens, the sum of whose positions is p, in t seconds: the normal
         # equations of t = a * n + b * p.
         self._nn = self._np = self._pp = self._nt = self._pt = 0.0
         self._n_written, self._t_written = 0, 0.0
         self._spent = 0.0
 
     def expect(self, name: str, works: Iterable[Work]) -> None:
-        """Set what is left to do for a document."""
+        """Set the remaining work of a document."""
         with self._lock:
             self._left[name] = deque(works)
             self._since[name] = self._clock()
 
     def begin(self, name: str, work: Work) -> None:
-        """Say what the next call of a document really is."""
+        """Replace the expected next call of a document by the real one."""
         with self._lock:
             left = self._left.setdefault(name, deque())
             if left:
@@ -49,7 +49,7 @@ class Meter:
             self._since[name] = self._clock()
 
     def read(self, name: str, at: int) -> None:
-        """A prompt has been read up to the position `at`."""
+        """Note that a prompt has been read up to the position `at`."""
         with self._lock:
             work, t = self._left[name][0], self._lap(name)
             n, p = at - work.at, (at**2 - work.at**2) / 2
@@ -58,7 +58,7 @@ class Meter:
             work.at = at
 
     def wrote(self, name: str) -> None:
-        """A token of an answer has been written."""
+        """Note that a token of an answer has been generated."""
         with self._lock:
             self._t_written += self._lap(name)
             self._n_written += 1
@@ -66,17 +66,17 @@ class Meter:
             work.n_answer = max(0, work.n_answer - 1)
 
     def done(self, name: str) -> None:
-        """The call is complete, however many tokens were expected of it."""
+        """Note that the call is complete, however many tokens were expected of it."""
         with self._lock:
             self._left[name].popleft()
 
     def finish(self, name: str) -> None:
-        """Nothing is left to do for a document."""
+        """Note that a document has no remaining work."""
         with self._lock:
             self._left.pop(name, None)
 
     def left(self) -> tuple[float, float] | None:
-        """(share done of 1, seconds left), None before anything was measured."""
+        """The share done (of 1) and the seconds left; None before the first measurement."""
         with self._lock:
             if not self._nn:
                 return None
@@ -89,7 +89,7 @@ class Meter:
             return self._spent / (self._spent + seconds + 1e-9), seconds / self._n_worker
 
     def _rates(self) -> tuple[float, float]:
-        """Seconds of a prompt token: a, and b a position; never negative."""
+        """The seconds of a prompt token, a, and per position, b; never negative."""
         det = self._nn * self._pp - self._np**2
         if det > 1e-6 * self._nn * self._pp:
             a = (self._nt * self._pp - self._pt * self._np) / det

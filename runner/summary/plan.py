@@ -1,6 +1,6 @@
-"""How a document is read: at once or in parts, in which context, with which KV cache.
+"""The way to read a document: at once or in parts, in which context, with which KV cache.
 
-Decided from its tokens, the model's training length and the memory that is free now.
+It is determined by the document's tokens, the model's training length and free memory.
 """
 
 import shutil
@@ -16,21 +16,21 @@ from tamis.summary.prompts import Task
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
 
-PART_CTX = 8192  # of parts, where the caller names no context: more only makes attention dearer
-SLACK = 16  # tokens that a text may have more inside the chat template than alone
-HEADING = 8  # tokens of "Part 12:" and what is around it
+PART_CTX = 8192  # the context of parts, if the caller names none: more only makes attention slower
+SLACK = 16  # tokens by which a text may grow inside the chat template
+HEADING = 8  # tokens of "Part 12:" and its surroundings
 MEMORY_SHARE = 0.9  # of the free memory
-LEAST_IN_MEMORY = 4  # beside a file there is memory for a quarter of the KV cache
+LEAST_IN_MEMORY = 4  # with a file, at least a LEAST_IN_MEMORY-th of the KV cache is in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the caller wants; None and "auto" leave it to `choose`.
+    """The caller's choices; None and "auto" leave them to `choose`.
 
-    n_ctx: context in tokens. attn, prefill: methods as select.notation writes them. type_k, type_v:
-    of the KV cache. kv_dir: the folder of a file for a KV cache that memory has no room
-    for, None: there is none; kv_ram: bytes of memory beside it, None: what is free. kv_vram: of a
-    GPU's, beside RAM. n_session: how many sessions will share the memory.
+    n_ctx: context in tokens. attn, prefill: methods as in select.notation. type_k, type_v: of the
+    KV cache. kv_dir: the folder of a file for a KV cache that exceeds memory, None: there is none;
+    kv_ram: bytes of memory beside it, None: what is free. kv_vram: of a GPU's memory, beside RAM.
+    n_session: the number of sessions that share the memory.
     """
 
     task: Task = field(default_factory=Task)
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was chosen. n_text: tokens of the document; n_room: of it that a prompt has room for."""
+    """The choices made. n_text: tokens of the document; n_room: how many of them fit a prompt."""
 
     n_text: int
     n_room: int
@@ -60,8 +60,8 @@ class Plan:
     type_k: str
     type_v: str
     n_bytes: int  # of the KV cache at n_ctx
-    kv_ram: int | None = None  # bytes of these that are in memory, None: all of them
-    kv_vram: int | None = None  # and in a GPU's, the rest in RAM
+    kv_ram: int | None = None  # bytes of it that are in memory, None: all
+    kv_vram: int | None = None  # bytes of it in a GPU's memory, the rest in RAM
 
     @property
     def whole(self) -> bool:
@@ -86,10 +86,10 @@ class Plan:
 def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> Plan:
     """The plan for a document of n_text tokens, in prompts with n_frame more around it.
 
-    The whole document, where the context that was asked for or trained and the memory allow it:
-    with an f16 KV cache, else with q8_0, else with f16 in a file, or of a GPU's in RAM;
-    otherwise in parts. Raises ContextError where the context has no room for parts and the answers
-    about them.
+    The whole document is read at once if the asked or trained context and the memory allow it: with
+    an f16 KV cache, else with q8_0, else with f16 in a file, or for a GPU in RAM; otherwise it is
+    read in parts. Raises ContextError if the context has no room for parts and the answers about
+    them.
     """
     n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
     n_around = n_frame + n_answer + SLACK
@@ -103,7 +103,7 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
             return _plan(engine, settings, n_text, n_whole, n_around, types, part)
     types = _types(engine, settings)[0]
     n_ctx = settings.n_ctx or min(n_train, PART_CTX)
-    # What is written about two parts must fit, or nothing would ever get shorter.
+    # The answers about two parts must fit a prompt, otherwise joining would never end.
     n_least = n_around + 2 * (n_answer + HEADING)
     while settings.n_ctx is None and n_ctx // 2 >= n_least:
         if _fits(engine, settings, n_ctx, types):
@@ -123,7 +123,7 @@ def _rounded(n: int) -> int:
 
 
 def _types(engine: "Engine", settings: Settings) -> list[tuple[str, str]]:
-    """The types to try. Only dense decoding is sure to read q8_0 wherever the backend does."""
+    """The types to try. Only dense decoding is certain to read q8_0 wherever the backend does."""
     k, v = settings.type_k, settings.type_v
     small = settings.attn in ("dense", "auto") and engine.hp.head_dim % 32 == 0
     types = ["f16", "q8_0"] if small and "q8_0" in engine.backend.kv_types else ["f16"]
@@ -139,9 +139,9 @@ def _fits(engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, st
 def _part(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> dict[str, int] | None:
-    """What a session has of memory for a KV cache in a file or in RAM: kv_ram or kv_vram.
+    """The memory limit of a session whose KV cache is in a file or in RAM: kv_ram or kv_vram.
 
-    None where they cannot be.
+    None if that is impossible.
     """
     n_kv, free = _needed(engine, settings, n_ctx, types)
     host = next((place.host for place in engine.places if not place.kv_backend.on_host), None)
@@ -159,7 +159,7 @@ def _part(
 def _needed(
     engine: "Engine", settings: Settings, n_ctx: int, types: tuple[str, str]
 ) -> tuple[int, int]:
-    """Bytes of the KV cache, and of the memory that one session can take for it."""
+    """Bytes of the KV cache, and of the memory that one session may use for it."""
     plan = engine.memory_plan(n_ctx, type_k=types[0], type_v=types[1])
     return plan.kv, int(plan.available * MEMORY_SHARE / settings.n_session) - plan.workspace
 

@@ -1,6 +1,6 @@
-"""Prompts: the text comes first, and what to do with it last.
+"""Prompts: the text comes first, and the task last.
 
-So prompts about one text begin with the same tokens, and share this prefix's KV cache.
+So prompts about one text have a common prefix, whose KV cache they share.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ _FRAME = "Here is a text:\n\n<text>\n{text}\n</text>\n\n{task}"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is wanted: an answer to `question`, or to `instruction`, or else a summary.
+    """The task: to answer `question`, or follow `instruction`, or else to summarize.
 
-    n_words: about how long it shall be.
+    n_words: its approximate length.
     """
 
     n_words: int = 150
@@ -22,18 +22,20 @@ class Task:
 
     @property
     def n_token(self) -> int:
-        """The most tokens of an answer: words of many languages take two, and none is counted."""
+        """The most tokens of an answer: two for each word, as in many languages, and some more."""
         return 16 + self.n_words * 5 // 2
 
     def whole(self) -> str:
-        """For the whole text at once."""
+        """The task for the whole text at once."""
         return self._of("the text above", "the text")
 
     def part(self) -> str:
-        """For one part of a longer text. It does not say which, so that equal parts are equal.
+        """The task for one part of a longer text.
 
-        A question is asked as of a whole text: small models that are offered to write that there
-        is nothing write it of nearly every text.
+        It does not number the part, so that equal parts are equal.
+
+        A question is asked as if of a whole text: small models that may answer that a text says
+        nothing about it do so for nearly every text.
         """
         if self.instruction is None:
             return self._of("the text above, which is part of a longer one", "this part")
@@ -44,7 +46,7 @@ class Task:
         )
 
     def joined(self) -> str:
-        """For notes on the parts, in place of the text."""
+        """The task for notes on the parts, in place of the text."""
         if self.instruction is None:
             return self._of("the longer text whose parts are summarized above", "the whole")
         return (
@@ -67,10 +69,10 @@ class Task:
 
 
 def message(text: str, task: str) -> list[dict[str, str]]:
-    """The conversation: one message of the user, in which whatever the text says is text."""
+    """The conversation: one message of the user, in which the text cannot act as instructions."""
     return [{"role": "user", "content": _FRAME.format(text=text, task=task)}]
 
 
 def notes(answers: Sequence[str]) -> list[str]:
-    """Answers about consecutive parts as the text that joins them."""
+    """Answers about consecutive parts as one text that joins them."""
     return [f"Part {i}:\n{answer.strip()}\n\n" for i, answer in enumerate(answers, 1)]

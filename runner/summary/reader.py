@@ -1,4 +1,4 @@
-"""Answers about one text: read once, its KV cache kept for the next question about it."""
+"""Answers about one text, which is read once; its KV cache is kept for further questions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model wrote; finish: "stop" or "length".
+    """The model's answer; finish: "stop" or "length".
 
-    n_read: tokens of the prompt that were read for it, n_kept: that did not have to be; n_written:
+    n_read: tokens of the prompt that were computed, n_kept: those that were cached; n_written:
     tokens of the answer.
     """
 
@@ -36,9 +36,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Callbacks for what happens to the document `name`.
+    """Callbacks for the events of the document `name`.
 
-    say: a line for the person. write: gets an answer's text as it comes. progress: of compiling.
+    say: a line for the user. write: an answer's text as it is generated. progress: of compiling.
     check: called often, may raise to stop the work.
     """
 
@@ -60,9 +60,9 @@ class Reader:
         self._opened: dict[str, Any] = {}
 
     def answer(self, plan: Plan, text: str, task: str, watch: Watch, *, keep: bool) -> Answer:
-        """The model's answer about a text; keep: the KV cache is saved for other tasks.
+        """The model's answer about a text; keep: whether the KV cache is saved for other tasks.
 
-        An answer that is in the cache is not made again. Raises ContextError, PromptError.
+        A cached answer is not generated again. Raises ContextError, PromptError.
         """
         key = self._answer_key(plan, text, task)
         if self._cache is not None and key is not None and (found := self._cache.get(key, Answer)):
@@ -113,7 +113,7 @@ class Reader:
         )
 
     def _open(self, plan: Plan, watch: Watch) -> Session:
-        """An empty session as the plan wants it: the one there is, or a new one."""
+        """An empty session with the plan's settings: the present one, or a new one."""
         options: dict[str, Any] = {
             "n_ctx": plan.n_ctx,
             "attn": self._settings.attn,
@@ -126,14 +126,17 @@ class Reader:
             "kv_vram": self._settings.kv_vram if plan.kv_vram is None else plan.kv_vram,
         }
         if self._session is None or self._opened != options:
-            self._session = None  # its memory goes before the next one's is taken
+            self._session = None  # its memory is freed before the next one's is allocated
             self._session = self._engine.session(progress=watch.progress, **options)
             self._opened = options
         self._session.truncate(0)
         return self._session
 
     def _recall(self, session: Session, plan: Plan, text: str, ids: Sequence[int]) -> int:
-        """How many tokens of the prompt the session holds, from the cache: never all of them."""
+        """Load the cached prefix of the prompt.
+
+        Returns its number of tokens, fewer than the prompt's.
+        """
         if self._cache is None:
             return 0
         key = self._state_key(plan, text)
@@ -141,7 +144,8 @@ class Reader:
             return 0
         try:
             session.load(path)
-        except (FileNotFoundError, SessionFileError):  # just removed, or damaged: read it again
+        # just removed, or damaged: read the text again
+        except (FileNotFoundError, SessionFileError):
             self._cache.drop_state(key)
             return 0
         session.truncate(min(shared(ids, session.tokens), len(ids) - 1))
@@ -153,11 +157,11 @@ class Reader:
         self._cache.keep_state(self._state_key(plan, text), n_bytes, session.save)
 
     def _state_key(self, plan: Plan, text: str) -> str:
-        """The key of all that a KV cache depends on; a prompt's tokens are compared besides."""
+        """The key of everything a KV cache depends on, except tokens, which are compared."""
         return key_of("state", self._model, plan.prefill, plan.type_k, plan.type_v, text)
 
     def _answer_key(self, plan: Plan, text: str, task: str) -> str | None:
-        """Of all that an answer depends on; None where chance decides."""
+        """The key of everything that an answer depends on; None if sampling is random."""
         params = self._settings.params
         if not repeatable(self._settings):
             return None
@@ -175,11 +179,11 @@ class Reader:
 
 
 def repeatable(settings: Settings) -> bool:
-    """Whether the same prompt gets the same answer again."""
+    """Whether the same prompt always gets the same answer."""
     return settings.params.greedy or settings.params.seed not in (None, -1)
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """The length of the common prefix of two sequences, in tokens."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Answers with the places in the document that say them, numbered as footnotes."""
+"""Answers with the supporting passages of the document, numbered as footnotes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = "not found in the document"
 DIFFER = "Parts of the document answer differently:"
-NO_SOURCE = "[no source]"  # after a sentence of a summary that no passage says
+NO_SOURCE = "[no source]"  # marks a sentence of a summary without a supporting passage
 N_NEAREST = 3
 
 
@@ -35,7 +35,10 @@ class Source(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A text with [1] after what source 1 says; found: whether the document has an answer."""
+    """A text in which [1] marks what source 1 supports.
+
+    found: whether the document has an answer.
+    """
 
     text: str
     found: bool
@@ -43,7 +46,7 @@ class Sourced:
 
 
 class Evidence:
-    """A document in the parts that were read, and the sources of what is said about it."""
+    """A document in the parts that were read, and the sources of statements about it."""
 
     def __init__(self, document: "Document", parts: Sequence[str]) -> None:
         self._document, self._parts = document, [Index(part) for part in parts]
@@ -54,9 +57,9 @@ class Evidence:
         self._sources: list[Source] = []
 
     def answer(self, question: str, answers: Sequence[str]) -> Sourced:
-        """The sentences of the answers about the parts that the text of the same part says.
+        """The sentences of the parts' answers that the text of the same part supports.
 
-        Answers that contradict each other come one after the other under a line that says so.
+        Contradicting answers are listed one after the other below a line that says so.
         """
         asked = Question(question)
         pairs = zip(self._parts, answers, strict=True)
@@ -80,7 +83,7 @@ class Evidence:
         return Sourced("\n".join(lines + _listed(texts)), True, self._sources)
 
     def cited(self, summary: str) -> Sourced:
-        """A summary with the source of each of its sentences, or a mark that there is none."""
+        """A summary with the source of each sentence, or a mark that there is none."""
         text, end = "", 0
         for span in evidence.sentences(summary):
             said = summary[span.start : span.end]
@@ -91,7 +94,7 @@ class Evidence:
         return Sourced(text + summary[end:], True, self._sources)
 
     def _nothing(self, asked: Question) -> Sourced:
-        """That nothing was found, with the passages that are nearest to the question."""
+        """The reply that nothing was found, with the passages nearest to the question."""
         near = [
             (-share, part, span)
             for part, index in enumerate(self._parts)
@@ -108,7 +111,7 @@ class Evidence:
         return f"[{self._number(part, point.passage.span)}]"
 
     def _number(self, part: int, span: Span) -> int:
-        """The number of a source, from 1; the same passage has one."""
+        """The number of a source, from 1; equal passages share it."""
         start = self._starts[part] + span.start
         end = self._starts[part] + span.end
         for i, source in enumerate(self._sources, 1):

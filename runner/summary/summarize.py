@@ -1,9 +1,9 @@
 """Summaries, and answers to questions, of documents of any length.
 
-A document that fits is read whole. One that does not is read in parts, each token in exactly one;
-what is written about the parts is joined, and where that is too long for one prompt, joined in
-groups, and again, until it fits. Answers to a question are not joined by the model: what the text
-of each part says stays, with its source.
+A document that fits is read whole. A longer one is read in parts, each token in exactly one; the
+answers about the parts are joined, and if these are too long for one prompt, joined in groups,
+repeatedly, until they fit. Answers to a question are not joined by the model: what the text of each
+part supports is listed, with its source.
 """
 
 import time
@@ -24,19 +24,19 @@ from tamis.version import __version__
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
 
-STATES_SHARE = 0.5  # of the cache, that the parts of one document may take
+STATES_SHARE = 0.5  # of the cache, which the parts of one document may use
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A finished answer about a document, and how it was made.
 
-    finish: "stop", or "length" where it was cut at its longest; n_cut: how many answers were, those
-    about parts included. n_tokens: of the document. n_parts: 1 where it was read whole; n_levels:
-    how often answers about parts were joined. n_read, n_written: tokens of prompts that were read
-    and of answers that were written for it; n_kept: tokens of prompts that were in the cache.
-    cached: whether all of it was. found: False where a question has no answer in the document; then
-    sources are the passages nearest to it, and else those that say the answer, or with
+    finish: "stop", or "length" if it was cut at its limit; n_cut: the number of answers that were,
+    including those about parts. n_tokens: of the document. n_parts: 1 if it was read whole;
+    n_levels: how often answers about parts were joined. n_read, n_written: tokens of prompts that
+    were computed and of answers that were generated; n_kept: cached tokens of prompts. cached:
+    whether all of it was cached. found: False if the document has no answer to the question; then
+    sources are the passages nearest to it, otherwise the passages that support the answer, or with
     settings.cite the summary.
     """
 
@@ -67,7 +67,7 @@ class _Length:
 def summarize(
     engine: "Engine", text: str, settings: Settings | None = None, cache: Cache | None = None
 ) -> Summary:
-    """A summary of a text, or what settings.task asks for, as `tamis summarize` makes it.
+    """A summary of a text, or the result of settings.task, as in `tamis summarize`.
 
     Raises ContextError, PromptError, MemoryError, MethodError.
     """
@@ -76,7 +76,7 @@ def summarize(
 
 
 def silent(name: str) -> Watch:
-    """A Watch that tells nobody."""
+    """A Watch without output."""
     return Watch(
         name=name,
         meter=Meter(),
@@ -90,7 +90,7 @@ def silent(name: str) -> Watch:
 def finished(
     cache: Cache | None, model: Path, document: Document, settings: Settings
 ) -> Summary | None:
-    """The summary that the same call made before; None where there is none."""
+    """The cached summary of an earlier equal call; None if there is none."""
     key = _request_key(cache, model, document, settings)
     if cache is None or key is None or (found := cache.get(key, Summary)) is None:
         return None
@@ -100,7 +100,7 @@ def finished(
 def _request_key(
     cache: Cache | None, model: Path, document: Document, settings: Settings
 ) -> str | None:
-    """Of what was asked for, not of what was chosen: memory that is free now says nothing."""
+    """The key of the request, not of the chosen plan, which depends on memory that is free now."""
     if cache is None or not repeatable(settings):
         return None
     asked = repr(replace(settings, n_session=1, kv_ram=None, kv_dir=None, kv_vram=None))
@@ -117,8 +117,7 @@ class Summarizer:
     def summarize(self, document: Document, watch: Watch) -> Summary:
         """The summary, or the answer. Raises ContextError, PromptError, MemoryError, MethodError.
 
-        What was finished before an error or an interruption is in the cache: the same call goes on
-        from there.
+        What was finished before an error or an interruption is cached: an equal call resumes there.
         """
         if found := finished(self._cache, self._engine.path, document, self._settings):
             return found
@@ -146,7 +145,7 @@ class Summarizer:
     def _answered(
         self, document: Document, parts: list[str], run: "_Run", count: chunks.Count
     ) -> tuple[Answer, Sourced]:
-        """What the model wrote, and what of it is given: of an answer, what the text says."""
+        """The model's answer, and the part of it that is returned: what the text supports."""
         task, keep = self._settings.task, len(parts) == 1 or self._keeps(run.plan)
         if task.question is not None:
             answers = run.each(parts, keep=keep)
@@ -159,7 +158,7 @@ class Summarizer:
         return answer, Sourced(answer.text, True, [])
 
     def _n_tokens(self, document: Document, count: chunks.Count) -> int:
-        """Tokens of a document; counting those of a long one takes longer than a look."""
+        """Tokens of a document; counting those of a long one takes longer than a cache look-up."""
         if self._cache is None:
             return count(document.text)
         key = key_of("tokens", model_digest(self._engine.path), document.digest)
@@ -175,7 +174,7 @@ class Summarizer:
         return choose(self._engine, self._settings, n_text, n_frame)
 
     def _keeps(self, plan: Plan) -> bool:
-        """Whether the KV caches of all parts of a document may go into the cache."""
+        """Whether the cache has room for the KV caches of all parts of a document."""
         if self._cache is None:
             return False
         n_bytes = plan.n_bytes * plan.n_text // plan.n_ctx
@@ -252,7 +251,7 @@ class _Run:
         return answer
 
     def _expect(self, n_part: int, n_text: int) -> None:
-        """Tell the meter of all calls, with those that join answers if there are several parts."""
+        """Announce all calls to the meter, including those that join answers of several parts."""
         n_answer, works = self._task.n_token, []
         while True:
             works += [Work(n_text, n_answer) for _ in range(n_part)]

@@ -1,7 +1,7 @@
-"""What two texts have in common, by their words: stems, numbers, and how rare each is.
+"""The words that two texts share: stems, numbers, and the rarity of each.
 
-No model and no list of a language's words decides here, but for the words that ask. A word's weight
-is its rarity in the document, so that "the" hardly counts in any language.
+Neither a model nor a language's word list is needed, except for question words. A word's weight is
+its rarity in the document, so that "the" hardly counts in any language.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Chinese, Japanese and Korean have no spaces between words: two characters are a word.
+# Chinese, Japanese and Korean have no spaces between words: two characters count as a word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]+|\d+(?:[.,:]\d+)*|[^\W\d_{_CJK}]+")
 _CJK_WORD = re.compile(f"[{_CJK}]")
@@ -26,14 +26,15 @@ _NUMBER = {word: str(i) for i, word in enumerate(_ONES.split())} | {
 }
 _INFLECTIONS = ("ies", "es", "s", "ing", "ed", "ly", "e")
 _DERIVATIONS = ("ations", "ation", "ions", "ion", "ance", "ence", "ers", "ors", "er", "or")
-# A sentence ends with its mark, a blank line, or where a list's item or a heading begins.
+# A sentence ends at its mark, at a blank line, or before a list item or a heading.
 _BORDER = re.compile(r"(?<=[.!?])(?=\s)|(?<=[。！？])|\n(?=[ \t]*(?:\n|[-*#•]|\d+[.)]\s))")
-LONGEST = 400  # characters of a sentence; what has no full stops, as a table, is cut at its lines
+# characters of a sentence; text without full stops, such as a table, is cut at its lines
+LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters start to end of a text, without the white space around them."""
+    """A range of characters of a text, without surrounding white space."""
 
     start: int
     end: int
@@ -54,7 +55,7 @@ def words(text: str) -> list[str]:
 
 
 def stem(word: str) -> str:
-    """A word without the ending that English gives it; others come out equal to themselves."""
+    """A word without its English ending; other words are stemmed consistently."""
     for ending in _DERIVATIONS:
         if word.endswith(ending) and len(word) - len(ending) >= 4:
             return _ended(word[: -len(ending)])
@@ -66,13 +67,16 @@ def stem(word: str) -> str:
 
 
 def _ended(rest: str) -> str:
-    """As "stopp" of "stopped": "stop"; as "rais" of "raise" for that of "raising"."""
+    """The stem after removing an ending: "stop" for "stopp" of "stopped", "rais" for "raising".
+
+    The latter equals the stem of "raise".
+    """
     doubled = len(rest) > 3 and rest[-1] == rest[-2] and rest[-1] not in "aeiouls"
     return rest[:-1] if doubled else rest.removesuffix("e") if len(rest) > 3 else rest
 
 
 def sentences(text: str) -> list[Span]:
-    """The sentences of a text; each has a word."""
+    """The sentences of a text; each has at least one word."""
     borders = [0, *(match.end() for match in _BORDER.finditer(text)), len(text)]
     found: list[Span] = []
     for start, end in pairwise(borders):
@@ -86,7 +90,7 @@ def sentences(text: str) -> list[Span]:
 
 
 def _lines(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Lines of a long piece, as many together as LONGEST has room for; a longer line is cut."""
+    """Lines of a long piece, grouped up to LONGEST characters; a longer line is cut."""
     pieces: list[tuple[int, int]] = []
     first = start
     while first < end:
@@ -114,21 +118,21 @@ class Index:
                 self._where.setdefault(word, []).append(i)
 
     def weight(self, word: str) -> float:
-        """How much a word tells: the rarer the more, most where the text has it nowhere."""
+        """The weight of a word: its rarity; the largest for a word that the text lacks."""
         return math.log(1 + len(self.spans) / (self._count[word] or 0.5))
 
     def share(self, wanted: Iterable[str], found: Iterable[str]) -> float:
-        """The weight of wanted words among the found ones, of 1; 1 where none is wanted."""
+        """The share, by weight, of wanted words among the found ones; 1 if none is wanted."""
         wanted, found = frozenset(wanted), frozenset(found)
         total = sum(map(self.weight, wanted))
         return sum(map(self.weight, wanted & found)) / total if total else 1.0
 
     def having(self, wanted: Iterable[str]) -> list[int]:
-        """The sentences with any of these words, in their order."""
+        """The sentences with any of these words, in order."""
         return sorted({i for word in wanted for i in self._where.get(word, ())})
 
     def around(self, first: int, last: int) -> frozenset[str]:
-        """The words of the sentences first to last (included), as far as there are any."""
+        """The words of the sentences first to last (included), clipped to the text."""
         return frozenset().union(*self.words[max(0, first) : last + 1])
 
     def quote(self, first: int, last: int) -> Span:
@@ -137,10 +141,10 @@ class Index:
 
 
 def find(text: str, needle: str, share: float = 0.02) -> Span | None:
-    """Where the needle stands in a text: white space alike, else within share of its length.
+    """The needle's span in a text: equal up to white space, or within share of its length.
 
-    The distance is that of edits; the nearest end is taken. Time grows with the text's length times
-    the needle's / 64 (Myers, A fast bit-vector algorithm, 1999; Hyyrö's variant for a search).
+    The distance is in edits; the nearest end is taken. Time grows with the text's length times the
+    needle's / 64 (Myers, A fast bit-vector algorithm, 1999; Hyyrö's variant for a search).
     """
     plain, where = _plain(text)
     wanted, _ = _plain(needle)
@@ -153,7 +157,7 @@ def find(text: str, needle: str, share: float = 0.02) -> Span | None:
     end = _nearest(plain, wanted, most) if most else None
     if end is None:
         return None
-    # The same from the end backwards finds where it starts.
+    # The same search backwards from the end finds the start.
     back = plain[max(0, end - len(wanted) - most) : end][::-1]
     length = _nearest(back, wanted[::-1], most, first=True)
     assert length is not None
@@ -161,7 +165,7 @@ def find(text: str, needle: str, share: float = 0.02) -> Span | None:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-    """The text with single spaces for white space, none around it, and where each is from."""
+    """The text with single spaces for white space, and the origin of each character."""
     where: list[int] = []
     pieces: list[str] = []
     for match in re.finditer(r"\S+", text):
@@ -174,9 +178,9 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
 
 
 def _nearest(text: str, needle: str, most: int, *, first: bool = False) -> int | None:
-    """Where the best match within `most` edits ends; None where there is none.
+    """The end of the best match within `most` edits; None if there is none.
 
-    first: the match begins with the text, and not anywhere.
+    first: whether the match must begin at the start of the text.
     """
     size = len(needle)
     masks: dict[str, int] = {}
@@ -199,5 +203,5 @@ def _nearest(text: str, needle: str, most: int, *, first: bool = False) -> int |
 
 
 def line_of(starts: Sequence[int], at: int) -> int:
-    """Which piece, from 1, a character is in; starts: of the pieces, ascending from 0."""
+    """The piece, from 1, that a character is in; starts: of the pieces, ascending from 0."""
     return bisect_right(starts, at)

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, chat templates, and readers of thinking and tool calls."""
+"""Text to tokens and back: tokenizers, chat templates, and parsers of thoughts and tool calls."""

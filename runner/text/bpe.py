@@ -9,8 +9,8 @@ from tamis.formats.strings import Strings
 from tamis.text import pretokenize
 
 _CACHE_WORDS = 1 << 18  # distinct words remembered
-_CACHE_CHARS = 64  # longer words are not worth remembering
-_SPACE = "\u2581"  # what stands for a space in vocabularies of characters
+_CACHE_CHARS = 64  # longer words are not cached
+_SPACE = "\u2581"  # stands for a space in vocabularies of characters
 
 
 def byte_alphabet() -> list[str]:
@@ -32,12 +32,13 @@ class BytePairEncoder:
         self, tokens: Strings, merges: Strings, pre: str, hidden: frozenset[int] = frozenset()
     ):
         self._pre = pre
-        # In UTF-8, as the file has them: to decode 300,000 texts takes a tenth of a second.
+        # In UTF-8, as the file has them: decoding 300,000 texts takes a tenth of a second.
         self._ids = {text: i for i, text in enumerate(tokens.raws())}
         for text in [tokens.raw(i) for i in hidden]:
             self._ids.pop(text, None)
         ranked = list(merges.raws())
-        # A merge is two parts with a space between, which no part has; the first of equals counts.
+        # A merge is two parts separated by a space, which no part contains; of equal ones the first
+        # counts.
         self._ranks = dict(zip(reversed(ranked), range(len(ranked) - 1, -1, -1), strict=True))
         self._whole_words = pre in pretokenize.IGNORES_MERGES
         self._letters = [letter.encode() for letter in byte_alphabet()]
@@ -62,11 +63,11 @@ class BytePairEncoder:
         return pretokenize.split_words(text, self._pre)
 
     def _symbols(self, word: str) -> list[bytes]:
-        """What merging starts from."""
+        """The letters that merging starts from."""
         return [self._letters[byte] for byte in word.encode()]
 
     def _is_whole(self, word: str) -> bool:
-        """Whether a word that is a token is that token whatever the merges would make of it."""
+        """Whether a word is a token regardless of the merges."""
         return self._whole_words
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ class BytePairEncoder:
         return tuple(ids)
 
     def _spelled(self, part: bytes) -> list[int]:
-        """The tokens of a merge that makes no token: its letters, those that there are."""
+        """The tokens of a merge's result that is no token: its letters, those that exist."""
         letters = (letter.encode() for letter in part.decode())
         return [self._ids[letter] for letter in letters if letter in self._ids]
 
@@ -100,7 +101,7 @@ class BytePairEncoder:
             _, i, left, right = heappop(heap)
             j = after[i]
             if parts[i] != left or j >= n or parts[j] != right:
-                continue  # one of the two has been merged with another since
+                continue  # one of the two has been merged with another meanwhile
             parts[i], parts[j] = left + right, b""
             after[i] = k = after[j]
             if k < n:
@@ -136,8 +137,8 @@ class CharacterPairEncoder(BytePairEncoder):
         super().__init__(tokens, merges, pre, hidden)
         self._lowercase = lowercase
         self._drops_spaces = pre == "whitespace"
-        # Lines are words. To cut them before each space as well changes nothing but the time,
-        # where no merge has a space after another character: that is so for all but a few.
+        # Lines are words. Splitting them before each space as well changes only the time, if no
+        # merge has a space after another character: that is so for almost all.
         letters = "".join(_before_spaces(merges)) if not self._drops_spaces else ""
         self._cuts = regex.compile(rf"(?<=[^{_SPACE}{regex.escape(letters)}])(?={_SPACE})")
 
@@ -160,7 +161,7 @@ class CharacterPairEncoder(BytePairEncoder):
 
 
 def _before_spaces(merges: Strings) -> set[str]:
-    """The characters that a merge has before a space."""
+    """The characters that precede a space in a merge."""
     space, found = _SPACE.encode(), set()
     for raw in merges.raws():
         if raw.find(space, 1) > 0:
@@ -203,7 +204,7 @@ class DnaEncoder:
 
     def _six_by_six(self, letters: str) -> list[int]:
         assert self._names is not None
-        data = letters.encode().upper()  # by bytes, as the model was trained
+        data = letters.encode().upper()  # by bytes, as in the model's training
         data += b"A" * (-len(data) % self._K)
         kmers = (data[i : i + self._K].decode("latin-1") for i in range(0, len(data), self._K))
         return [self._kmers.get(kmer + self.MARK, self._names["<oov>"]) for kmer in kmers]

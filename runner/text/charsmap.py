@@ -1,14 +1,14 @@
-"""SentencePiece's precompiled map of characters: sequences, and what takes their place.
+"""SentencePiece's precompiled map of characters: sequences, and their replacements.
 
-The map is a double array (Aoe 1989; the layout is that of the library Darts-clone) of 32-bit
-units, followed by the replacements, each ended with a zero byte.
+The map is a double array (Aoe 1989; the layout is that of the library Darts-clone) of 32-bit units,
+followed by the replacements, each terminated by a zero byte.
 """
 
 import struct
 
 import numpy as np
 
-_MAX_DEPTH = 256  # bytes of a sequence; real ones have under twenty
+_MAX_DEPTH = 256  # bytes of a sequence; real ones have fewer than twenty
 
 
 class CharacterMap:
@@ -23,7 +23,7 @@ class CharacterMap:
             )
         self._units = np.frombuffer(blob, "<u4", n_bytes // 4, 4).tolist()
         self._texts = blob[4 + n_bytes :]
-        # Bytes that begin a sequence: all others stand for themselves.
+        # Bytes that begin a sequence: all others are unchanged.
         root = self._base(0)
         self._first = {c for c in range(1, 256) if self._child(root ^ c, c) is not None}
 
@@ -40,7 +40,7 @@ class CharacterMap:
         return index if self._unit(index) & 0x800000FF == byte else None
 
     def apply(self, text: str) -> str:
-        """Return ``text`` with the longest sequences at each place replaced."""
+        """Return ``text`` with the longest sequence at each position replaced."""
         out = bytearray()
         data, at = text.encode(), 0
         while at < len(data):
@@ -58,7 +58,10 @@ class CharacterMap:
         return out.decode("utf-8", "replace")
 
     def _match(self, data: bytes, at: int) -> tuple[int, bytes]:
-        """Length of the longest sequence at a place, and what replaces it; 0 if there is none."""
+        """The length of the longest sequence at a position, and its replacement.
+
+        0 if there is none.
+        """
         found = (0, b"")
         index = self._base(0)
         for n in range(1, min(_MAX_DEPTH, len(data) - at) + 1):

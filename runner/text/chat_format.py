@@ -1,8 +1,8 @@
-"""How a model writes thinking and tool calls, read off its chat template.
+"""The notation of thoughts and tool calls, derived from a model's chat template.
 
 The template is rendered with conversations that differ in one thing (a tool call, a thought), with
-words in them that are found again: what stands around these words is the format. Nothing is known
-here of families but where a template does not show what its model writes.
+recognisable words in them: the text around these words is the format. There are rules for model
+families only where a template does not show what its model writes.
 """
 
 import json
@@ -17,7 +17,7 @@ from tamis.text.chat_template import ChatTemplate, Message, PromptError
 _QUESTION, _ANSWER, _THOUGHT = "Qx7 question", "Ax7 answer", "Tx7 thought"
 _NAMES = ("first_fun", "other_fun")
 _ARGUMENTS = {"argOne": "VALx7", "argTwo": 4711}
-_IDS = ("callx0001", "callx0002")  # nine letters and digits: Mistral's want no others
+_IDS = ("callx0001", "callx0002")  # nine letters and digits: Mistral's allow nothing else
 _TOOLS = [
     {
         "type": "function",
@@ -36,7 +36,7 @@ _TOOLS = [
     }
     for name in _NAMES
 ]
-# Marks of thoughts that templates have in their source but may not render for messages.
+# Marks of thoughts that templates contain but may not render in messages.
 _KNOWN_THOUGHTS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -52,10 +52,10 @@ _MARK = re.compile(r"<[^<>\s]{2,}>|<\S[^<>]{3,}|\[/?[A-Z_]{3,}\]")
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What a template says of the answers to its prompts.
+    """The form of answers to a template's prompts.
 
-    ``think`` are the marks around thoughts ("" for a start that is not written); ``wrappers``
-    stand around all other text. ``arguments_as_text``: the template wants a call's arguments as
+    ``think`` are the marks around thoughts ("" for a start that is not written); ``wrappers`` are
+    marks around all other text. ``arguments_as_text``: the template expects a call's arguments as
     JSON text. ``thought_key``: the key of a message under which the template reads thoughts.
     """
 
@@ -65,15 +65,15 @@ class ChatFormat:
     arguments_as_text: bool = False
     null_content: bool = True
     thought_key: str | None = None
-    joins_responses: bool = False  # answers of tools are a part of the message that calls them
+    joins_responses: bool = False  # results of tools are a part of the message that calls them
 
     @classmethod
     def of(cls, template: ChatTemplate) -> "ChatFormat":
-        """Read the format off ``template``; what it does not show is None."""
+        """Derive the format from ``template``; what it does not show is None."""
         return _Reader(template).format()
 
     def marks(self) -> frozenset[str]:
-        """Texts of control tokens that a parser must see, where the vocabulary has them."""
+        """Texts of control tokens that a parser must see, if the vocabulary has them."""
         tools = self.tools or ToolFormat("")
         texts = {*(self.think or ()), *self.wrappers, *tools.openers, *tools.closers}
         # Gemma 4's thoughts begin with a control token and a word.
@@ -90,11 +90,11 @@ class ChatFormat:
         return frozenset(text for text in texts if _MARK.fullmatch(text) or len(text) > 3)
 
     def normalized(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return ``messages`` as the template reads them; the given ones stay as they are.
+        """Return copies of ``messages`` in the form that the template reads.
 
-        Arguments of calls become a dict or JSON text, thoughts get the template's key for them,
-        and None becomes an empty text where the template cannot do with it. Arguments that are no
-        JSON object stay text.
+        Arguments of calls become a dict or JSON text, thoughts get the template's key for them, and
+        None becomes an empty text if the template cannot render it. Arguments that are not a JSON
+        object stay text.
         """
         found = [self._normalized(dict(message)) for message in messages]
         return _joined(found) if self.joins_responses else found
@@ -158,9 +158,9 @@ HARMONY_MARKS = frozenset(
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose calls have their answers, as Gemma 4's first templates read them.
+    """Messages in the form of Gemma 4's first templates, whose calls contain their results.
 
-    Each message with calls has the tools' answers after it as ``tool_responses``, and the text of
+    Each message with calls has the tools' results after it as ``tool_responses``, and the text of
     the assistant's next message.
     """
     found: list[dict[str, Any]] = []
@@ -187,7 +187,7 @@ def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _value(content: Any) -> Any:
-    """What a tool's answer says as JSON, or the text."""
+    """The content of a tool's result, decoded from JSON if it is JSON."""
     try:
         return json.loads(content) if isinstance(content, str) else content
     except (ValueError, RecursionError):
@@ -214,12 +214,12 @@ def _common_end(a: str, b: str) -> str:
 
 
 def _tag_of(mark: str) -> str:
-    """What is between in marks such as ``<|START_TEXT|>`` and ``<|END_TEXT|>``."""
+    """The name in marks such as ``<|START_TEXT|>`` and ``<|END_TEXT|>``."""
     return re.sub(r"(?i)start|end|\W|_", "", mark)
 
 
 def _whole_marks(text: str) -> str:
-    """``text`` without a mark that is cut off at its end."""
+    """The ``text`` without an incomplete mark at its end."""
     for opening, closing in ("<>", "[]"):
         start = text.rfind(opening)
         if start > text.rfind(closing):
@@ -258,13 +258,13 @@ class _Reader:
         return ChatFormat(think, wrappers, tools, self._as_text, self._null_content, key, joins)
 
     def _takes_none(self) -> bool:
-        """Whether None for the text of a message with a call is as no text."""
+        """Whether None as the text of a message with a call renders like an empty text."""
         message = {"role": "assistant", "tool_calls": [_call(0, _ARGUMENTS)]}
         empty, none = (self._tail([message | {"content": text}]) for text in ("", None))
         return none is not None and none == empty
 
     def _tail(self, messages: Sequence[Message], **extra: Any) -> str | None:
-        """What is rendered after the question; None if the template refuses."""
+        """The text rendered after the question; None if the template refuses."""
         question = {"role": "user", "content": _QUESTION}
         options: dict[str, Any] = {
             "add_generation_prompt": False,
@@ -318,7 +318,7 @@ class _Reader:
         return None
 
     def _wrappers(self, before: str, after: str, think: tuple[str, str] | None) -> tuple[str, ...]:
-        """Marks around the text of an answer that the prompt does not end with."""
+        """Marks around an answer's text that are not the end of the prompt."""
         if re.search("<response>[^{}]*</response>", self._template.source):  # Granite's prompt
             return ("<response>", "</response>")
         prompt = self._prompt_end()
@@ -344,7 +344,7 @@ class _Reader:
         head = _whole_marks(_common_start(tail, before))
         body = tail[len(head) :]
         ending = _common_end(body, after)
-        # The ending of a turn begins with a mark, or else it is a part of what closes the calls.
+        # The end of a turn begins with a mark, or else it is a part of what closes the calls.
         mark = _MARK.search(ending)
         body = body[: len(body) - len(ending) + mark.start()] if mark else body
         found = self._without_thoughts(_read_calls(body)) or self._unrendered()
@@ -360,7 +360,7 @@ class _Reader:
         return replace(found, openers=openers, triggers=triggers)
 
     def _unrendered(self) -> ToolFormat | None:
-        """The format of calls that the template asks for but renders none of."""
+        """The format of calls that the template asks for but does not render."""
         for mark, found in _UNRENDERED.items():
             if mark in self._template.source:
                 return found
@@ -384,7 +384,7 @@ class _Reader:
         return None
 
     def _refined(self, found: ToolFormat | None) -> ToolFormat | None:
-        """The format with what other calls show, and with marks that models write instead."""
+        """The format completed by further calls, and by marks that models use instead."""
         if found is None:
             return None
         if found.style == "tagged":
@@ -405,7 +405,7 @@ class _Reader:
 
 
 def _with_singular(marks: tuple[str, ...]) -> tuple[str, ...]:
-    """Kimi K2 also writes its marks of sections in the singular."""
+    """The marks, and Kimi K2's singular forms of its section marks."""
     plural, one = "tool_calls_section", "tool_call_section"
     also = (m.replace(plural, one) for m in marks if plural in m)
     n = next((i for i, m in enumerate(marks) if plural not in m), len(marks))
@@ -450,7 +450,7 @@ def _read_calls(body: str) -> ToolFormat | None:
 
 
 def _json_object(body: str, at: int) -> tuple[int, int, dict[str, tuple[str, ...]]] | None:
-    """Where the JSON object with the name begins and ends, and the paths in it."""
+    """The start and end of the JSON object with the name, and the paths in it."""
     for match in re.finditer(r"\{", body[:at]):
         try:
             value, stop = json.JSONDecoder().raw_decode(body, match.start())
@@ -482,7 +482,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _marked(style: str, body: str, start: int, stop: int, **fields: Any) -> ToolFormat:
-    """The marks before and after the call that stands at ``start`` to ``stop``."""
+    """The marks before and after the call at ``start`` to ``stop``."""
     opening, rest = body[:start], body[stop:]
     second = rest.find(_NAMES[1])
     between = rest[:second] if second >= 0 else ""
@@ -507,7 +507,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _triggers(openers: tuple[str, ...]) -> tuple[str, ...]:
-    """All marks before a name: models leave out what is around calls."""
+    """All marks before a name: models omit those around calls."""
     marks = [t for t in openers if _MARK.fullmatch(t)]
     if not marks:
         return tuple(t for t in openers[:1] if len(t) > 3)
@@ -515,7 +515,7 @@ def _triggers(openers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _elements(body: str, at: int) -> ToolFormat | None:
-    """The marks around elements, which a control token announces, of the call at ``at``."""
+    """The marks around elements of the call at ``at``; a control token announces them."""
     found = re.search(r"VALx7(\S+)</argOne>", body[at:])
     if found is None or f"{found[1]}<argOne>VALx7" not in body:
         return None
@@ -531,7 +531,7 @@ def _elements(body: str, at: int) -> ToolFormat | None:
 
 
 def _tagged(body: str, at: int) -> ToolFormat | None:
-    """The marks around the arguments of a call whose name stands at ``at``."""
+    """The marks around the arguments of a call whose name is at ``at``."""
     one, two = body.find("argOne", at), body.find("argTwo", at)
     value, other = body.find("VALx7", at), body.find("4711", at)
     if min(one, two, value, other) < 0 or not at < one < value < two < other:

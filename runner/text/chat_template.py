@@ -54,13 +54,13 @@ class PromptError(ValueError):
 
 
 class ChatTokenizer(Protocol):
-    """What ``encode_chat`` needs of a tokenizer."""
+    """What ``encode_chat`` needs of a tokenizer: a Protocol."""
 
     bos: int | None
     add_bos: bool
 
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """Ids of the joined parts; control tokens are read in those marked True only."""
+        """Ids of the joined parts; control tokens are parsed only in parts marked True."""
 
     def has_special(self, text: str) -> bool:
         """Whether a control token is written out in ``text``."""
@@ -69,7 +69,7 @@ class ChatTokenizer(Protocol):
 def default_template(tokens: Sequence[str]) -> str:
     """Return the usual template for a vocabulary with these ``tokens``.
 
-    Raises PromptError if they are not those of a known chat format.
+    Raises PromptError if they do not belong to a known chat format.
     """
     for token, source in _DEFAULTS.items():
         if token in tokens:
@@ -83,8 +83,8 @@ def default_template(tokens: Sequence[str]) -> str:
 class ChatTemplate:
     """A jinja2 template, compiled once; renderings may run in several threads.
 
-    ``bos`` and ``eos`` are the texts of these tokens, for the template to write. The template is
-    not trusted: PromptError for what is not its business, and for taking more than about a
+    ``bos`` and ``eos`` are the texts of these tokens, for the template. The template is not
+    trusted: PromptError is raised for forbidden operations, and for taking more than about a
     second, or values or output of more than 2 million characters, beyond what its input needs.
     """
 
@@ -99,17 +99,18 @@ class ChatTemplate:
         self._env = TemplateEnvironment()
         self._env.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         self._template: Template = _guarded(self._env.from_string, source)
-        # Gemma 4's begins no answer after a message with text, calls and their answers.
+        # Gemma 4's template opens no answer after a message with text, calls and their results.
         self._turn = "<|turn>model\n" if "'<|tool_call>call:'" in source else ""
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any
     ) -> str:
-        """Return the text of a conversation, ready for the assistant's answer unless told.
+        """Return the text of a conversation, by default with the assistant's answer opened.
 
-        Messages are dicts with "role" and "content"; ``extra`` is what else the template knows
-        ("tools", "enable_thinking", ...). Raises PromptError. To make tokens of a conversation,
-        use ``encode_chat``: in this text, a user's control tokens are like the template's.
+        Messages are dicts with "role" and "content"; ``extra`` holds further variables of the
+        template ("tools", "enable_thinking", ...). Raises PromptError. To make tokens of a
+        conversation, use ``encode_chat``: in this text, a user's control tokens look like the
+        template's.
         """
         variables = {"messages": [*messages], "tools": None, "documents": None} | extra
         return self._render(variables, add_generation_prompt)
@@ -164,9 +165,9 @@ def encode_chat(
 def chat_parts(
     tokenizer: ChatTokenizer, template: ChatTemplate, messages: Sequence[Message], **extra: Any
 ) -> list[tuple[str, bool]]:
-    """Return what ``encode_chat`` makes tokens of: (text, whether control tokens are read in it).
+    """Return what ``encode_chat`` encodes: (text, whether control tokens are parsed).
 
-    ``extra`` as for ``ChatTemplate.render``.
+    ``extra`` is that of ``ChatTemplate.render``.
     """
     parts = template.render_parts(messages, **extra)
     text = template.render(messages, **extra)
@@ -186,7 +187,7 @@ def chat_ids(tokenizer: ChatTokenizer, parts: Iterable[tuple[str, bool]]) -> lis
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """Call jinja2; whatever goes wrong in a template is a PromptError that says what."""
+    """Call jinja2; any error of a template becomes a PromptError with its text."""
     try:
         return function(*args)
     except TemplateSyntaxError as e:

@@ -1,4 +1,4 @@
-"""Text of an answer as its tokens come: whole characters only, nothing of a stop string."""
+"""Text of an answer while its tokens arrive: whole characters only, and no stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ class TextStream:
     """Turns the bytes of tokens into text that may be shown.
 
     ``stopped`` is the stop string that has ended the text, or None: the first to be complete. The
-    text before it is given out, it and everything after it is not.
+    text before it is returned; the stop string and everything after it is not.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
@@ -18,7 +18,7 @@ class TextStream:
             raise ValueError("an empty stop string would stop before the first token: leave it out")
         self.stopped: str | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # decoded, but perhaps the beginning of a stop string
+        self._held = ""  # decoded, but possibly the beginning of a stop string
         self._n_hold = max(map(len, stop), default=1) - 1
         self._stop = tuple(stop)
 
@@ -30,7 +30,7 @@ class TextStream:
         return self._emit(self._decoder.decode(piece), last=False)
 
     def finish(self) -> str:
-        """Return what was held back; an unfinished character becomes U+FFFD."""
+        """Return what was held back; an incomplete character becomes U+FFFD."""
         return self._emit(self._decoder.decode(b"", True), last=True)
 
     def _emit(self, text: str, *, last: bool) -> str:
@@ -39,7 +39,8 @@ class TextStream:
         self._held += text
         found = [(self._held.index(stop), stop) for stop in self._stop if stop in self._held]
         if found:
-            # The first to be complete, however the text comes in pieces; of those, the longest.
+            # The first to be complete, however the text is divided into pieces; of those, the
+            # longest.
             n, self.stopped = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
         else:
             n = len(self._held) if last else self._n_certain()
@@ -47,7 +48,7 @@ class TextStream:
         return out
 
     def _n_certain(self) -> int:
-        """How many characters cannot be part of a stop string that is still to be completed."""
+        """The number of characters that cannot be part of an incomplete stop string."""
         n = len(self._held)
         for start in range(max(0, n - self._n_hold), n):
             tail = self._held[start:]

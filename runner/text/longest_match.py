@@ -1,4 +1,4 @@
-"""RWKV's tokens: at each place of a text the longest token, byte by byte."""
+"""RWKV's tokens: at each position of a text the longest token, byte by byte."""
 
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.text.token_lookup import TokenLookup
@@ -25,7 +25,7 @@ def unescaped(text: bytes) -> bytes:
 
 
 class LongestMatchEncoder:
-    """Encodes text without special tokens; a byte that begins no token is an unknown one."""
+    """Encodes text without special tokens; a byte that begins no token becomes the unknown one."""
 
     def __init__(self, vocab: Vocab):
         hidden = (TokenType.CONTROL, TokenType.UNKNOWN)

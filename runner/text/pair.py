@@ -12,7 +12,7 @@ _PLACES = re.compile(r"(\{query\}|\{document\})")
 
 
 class Encoder(Protocol):
-    """What of a tokenizer this needs."""
+    """What is needed of a tokenizer: a Protocol."""
 
     bos: int | None
     add_bos: bool
@@ -22,14 +22,14 @@ class Encoder(Protocol):
         ...
 
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """Those of texts that are joined; control tokens are read in those marked True."""
+        """The ids of joined texts; control tokens are parsed only in parts marked True."""
         ...
 
 
 def encode_pair(vocab: Vocab, tokenizer: Encoder, query: str, document: str) -> list[int]:
-    """Token ids of a query and a document, as llama.cpp's server joins them.
+    """Token ids of a query and a document, joined as in llama.cpp's server.
 
-    By the file's template `rerank`, where it has one; else with the tokens that its vocabulary puts
+    The file's template `rerank` is used, if there is one; else the tokens that its vocabulary puts
     before, between and after two texts. Control tokens written in either are plain text.
     """
     if vocab.rank_template is not None:

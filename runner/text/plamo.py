@@ -1,12 +1,13 @@
-"""PLaMo-2's tokens: the cut of a text with the highest sum of rounded scores, from its end."""
+"""PLaMo-2's tokens: the segmentation of a text with the highest sum of rounded scores."""
 
 import math
 
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
 from tamis.text.token_lookup import TokenLookup
 
-_UNKNOWN_SCORE = -10_000_000  # of a character that is written as its bytes; scores count 1e-4
-_LOWEST_SCORE = -20_000_000  # of a token that is used
+# of a character that is written as its bytes; the unit of scores is 1e-4
+_UNKNOWN_SCORE = -10_000_000
+_LOWEST_SCORE = -20_000_000  # scores below are those of unused tokens
 
 
 def _rounded(score: float) -> int | None:
@@ -17,7 +18,7 @@ def _rounded(score: float) -> int | None:
 
 
 class PlamoEncoder:
-    """Encodes text without special tokens; ValueError if there is not a token for each byte."""
+    """Encodes text without special tokens; ValueError unless there is a token for each byte."""
 
     def __init__(self, vocab: Vocab):
         kinds = vocab.token_types.tolist()
@@ -57,7 +58,7 @@ class PlamoEncoder:
             ends[start] = start + 1
             for end, token in self._pieces.at(text, start):
                 score = self._scores[token]
-                # Of equal sums the longest piece, and the unknown character last.
+                # Of equal sums the longest piece wins, and the unknown character loses.
                 if score is not None and costs[end] - score <= best:
                     best, ends[start], tokens[start] = costs[end] - score, end, token
             costs[start] = best

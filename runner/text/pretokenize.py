@@ -21,13 +21,13 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _llama3(digits: str) -> str:
-    """The pattern of Llama 3, with up to as many digits in one word as ``digits`` matches."""
+    """Llama 3's pattern; a word has as many digits as ``digits`` matches."""
     word = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased(digits: str, suffix: str) -> str:
-    """The pattern of GPT-4o and Tekken, which cuts words where lower case turns to upper."""
+    """The pattern of GPT-4o and Tekken, which cuts words at a change from lower to upper case."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     start = r"[^\r\n\p{L}\p{N}]?"
     words = f"{start}{upper}*{lower}+{suffix}|{start}{upper}+{lower}*{suffix}"
@@ -46,10 +46,10 @@ _DEEPSEEK3 = (r"\p{N}{1,3}", _KANA_HAN, _PUNCTUATED)
 
 
 class _Threes(NamedTuple):
-    """Digits, in groups of three that are counted from their end.
+    """Digits, in groups of three counted from their end.
 
-    Each group is a piece; what is around the digits is one if ``isolated``, or else what follows
-    stays with the last group.
+    Each group is a piece; the text around the digits is separate if ``isolated``, otherwise the
+    following text stays with the last group.
     """
 
     pattern: str
@@ -62,7 +62,7 @@ _GPT4O = (_cased(r"\p{N}{1,3}", _CONTRACTIONS + "?"),)
 # Llama 3's, but no word of letters has a character of Chinese and none ends with slashes.
 _KIMI = _GPT4O[0].replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"[\r\n/]", r"[\r\n]")
 _SEED_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+"
-# Long spaces are cut into powers of two. They are searched for a line's end only once: within
+# Long runs of spaces are cut into powers of two. Only one search for a line's end is needed: within
 # spaces there is none ahead, or the match before would have reached it.
 _JAIS2_LINES = r"|(?<![^\S\r\n])\s*[\r\n]+|"
 _JAIS2_SPACES = "|".join(rf"\s{{{2**k}}}(?!\S)" for k in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
@@ -89,7 +89,8 @@ _AFMOE_CJK = (
 )
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# One pattern after the other cuts what the ones before it left, each match and each gap a piece.
+# Patterns are applied in order to the pieces of the ones before; each match and each gap is a
+# piece.
 _FAMILIES: dict[tuple[str, ...], tuple[str | _Threes, ...]] = {
     ("default",): (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4"): (_GPT2,),
@@ -164,7 +165,7 @@ ADDS_BOS = frozenset([*_LLAMA3_NAMES.split(), "tekken", "chameleon"])
 # These do so whatever the file says, as llama.cpp.
 ALWAYS_ADDS_BOS = frozenset(["gemma4", "granite-embed-multi-311m"])
 
-# A word that is a token as a whole is that token, whatever the merges would make of it.
+# A word that is a token as a whole becomes that token, regardless of the merges.
 IGNORES_MERGES = frozenset(
     [*_LLAMA3_NAMES.split(), "tekken", "minicpm5", "glm4", "glm5", "youtu"]
 ) | {"granite-embed-multi-97m"}
@@ -173,9 +174,9 @@ IGNORES_MERGES = frozenset(
 COMPOSED = frozenset(
     ["qwen2", "qwen35", "deepseek-r1-qwen", "f2llmv2", "command-r", "mpt", "olmo", "modern-bert"]
 )
-# So are words of line ends only, here.
+# The same holds here, but only for words of line ends.
 WHOLE_LINE_ENDS = ALWAYS_ADDS_BOS
-# Tokens are made of characters, not of the letters of GPT-2's alphabet of bytes.
+# Tokens consist of characters, not of letters of GPT-2's byte alphabet.
 OF_CHARACTERS = frozenset(["gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"])
 
 # Unicode's White_Space.
@@ -186,15 +187,15 @@ WHITE_SPACE = frozenset(
 _BETWEEN_SPACES = regex.compile(f"[^{''.join(WHITE_SPACE)}]+")
 
 
-# Marks behind a letter are sorted in time that grows with the square of their number: of a text of
-# nothing else, 40,000 take 5 s. Text has a few (Unicode's stream-safe format allows 30); longer
-# runs are normalized in parts.
+# Sorting the marks after a letter takes time that grows with the square of their number: 40,000
+# take 5 s. Text has few (Unicode's stream-safe format allows 30); longer runs are normalized in
+# parts.
 _MOST_MARKS = 256
 _LONG_RUN = regex.compile(rf"\P{{ccc=0}}{{{_MOST_MARKS}}}")
 
 
 def normalized(form: Literal["NFC", "NFD"], text: str) -> str:
-    """Return ``text`` in a normal form; runs of more than 256 marks only in parts of so many."""
+    """Return ``text`` in a normal form; runs of more than 256 marks are normalized in parts."""
     if text.isascii():
         return text
     cuts = [match.end() for match in _LONG_RUN.finditer(text)]
@@ -205,7 +206,7 @@ def normalized(form: Literal["NFC", "NFD"], text: str) -> str:
 
 
 def known() -> list[str]:
-    """Return the names of the pre-tokenizers there are rules for."""
+    """Return the names of the known pre-tokenizers."""
     return sorted(_PATTERNS)
 
 
@@ -241,7 +242,7 @@ def _compiled(pre: str) -> tuple[_Step, ...]:
 
 
 def _split(words: list[str], pattern: "regex.Pattern[str]", threes: _Threes | None) -> list[str]:
-    """Cut each word where a match of the pattern starts and ends."""
+    """Cut each word at the start and the end of each match of the pattern."""
     out: list[str] = []
     for word in words:
         end = 0
@@ -257,7 +258,7 @@ def _split(words: list[str], pattern: "regex.Pattern[str]", threes: _Threes | No
 
 
 def _threes(start: int, stop: int, threes: _Threes) -> Iterator[int]:
-    """Where a match is cut."""
+    """Yield the positions at which a match is cut."""
     if threes.isolated:
         yield start
     yield from range(start + (stop - start) % 3, stop, 3)

@@ -32,18 +32,18 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 @cache
 def _head(n: int) -> bytes:
-    """What comes before the text, of ``n`` bytes, of a piece."""
+    """The bytes that precede a piece's text of ``n`` bytes."""
     head = b"\x0a" + _varint(n)
     return b"\x0a" + _varint(len(head) + n + _AFTER_TEXT) + head
 
 
 def _piece(text: bytes, score: bytes, kind: int) -> bytes:
-    """Field 1 of a model: a piece of fields 1 (text), 2 (float32 in four bytes) and 3."""
+    """Field 1 of a model: a piece with fields 1 (text), 2 (float32 in four bytes) and 3."""
     return b"%b%b\x15%b\x18%c" % (_head(len(text)), text, score, kind)
 
 
 class SentencePieceEncoder:
-    """Encodes text without special tokens, spaces as they are."""
+    """Encodes text without special tokens; spaces are not changed."""
 
     def __init__(self, vocab: Vocab):
         self._n_vocab = len(vocab)
@@ -53,24 +53,24 @@ class SentencePieceEncoder:
     def encode(self, text: str) -> list[int]:
         """Return the ids of the tokens of ``text``."""
         ids = self._processor.encode(text, add_bos=False, add_eos=False)
-        if ids and max(ids) >= self._n_vocab:  # a piece that only the library asked for
+        if ids and max(ids) >= self._n_vocab:  # a piece that was added only for the library
             ids = [i if i < self._n_vocab else self._unk for i in ids]
             ids = [i for i in ids if i is not None]
         return ids
 
 
 def _kinds(vocab: Vocab) -> list[int]:
-    """The types of the pieces: user-defined ones are cut out before, here they are normal."""
+    """The types of the pieces: user-defined ones are cut out earlier and are normal here."""
     kinds = vocab.token_types.copy()
     normal = (TokenType.UNDEFINED, TokenType.USER_DEFINED, TokenType.UNUSED)
     kinds[np.isin(kinds, normal)] = TokenType.NORMAL
     unknowns = np.flatnonzero(kinds == TokenType.UNKNOWN)
-    kinds[unknowns[1:]] = TokenType.CONTROL  # the library takes one
+    kinds[unknowns[1:]] = TokenType.CONTROL  # the library allows only one
     return kinds.tolist()
 
 
 def _texts(vocab: Vocab) -> Iterator[tuple[bytes, int]]:
-    """Text and type of the pieces: no text empty or twice, all UTF-8, as the library wants them."""
+    """Yield text and type of the pieces: non-empty, distinct and UTF-8, as the library requires."""
     control, normal, byte_kind = map(int, (TokenType.CONTROL, TokenType.NORMAL, TokenType.BYTE))
     seen: set[bytes] = set()
     for i, (text, kind) in enumerate(zip(vocab.tokens.raws(), _kinds(vocab), strict=True)):
@@ -112,7 +112,7 @@ def _model(vocab: Vocab) -> bytes:
         model += _piece("\ue000unknown\ue000".encode(), _NO_SCORE, TokenType.UNKNOWN)
     for text in sorted(missing):
         model += _piece(text, _NO_SCORE, TokenType.BYTE)
-    trainer = _integer(3, _BPE) + _integer(35, 1)  # bytes for what there is no piece for
+    trainer = _integer(3, _BPE) + _integer(35, 1)  # bytes for text without a piece
     # identity; no dummy prefix, no whitespace removed, but spaces written as U+2581
     normalizer = _bytes(1, b"identity") + _integer(3, 0) + _integer(4, 0) + _integer(5, 1)
     return bytes(model + _bytes(2, trainer) + _bytes(3, normalizer))

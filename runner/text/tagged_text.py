@@ -1,8 +1,8 @@
-"""Text of users that stays recognisable, character by character, while a template works on it.
+"""Users' text that stays recognisable, character by character, while a template works on it.
 
-Characters of a user are *veiled*: moved to planes of Unicode that have no characters. Wherever a
-template puts them, they come out veiled, so that afterwards it is known what a user wrote, even
-if it looks like a control token. Marks that got lost could be forged; these cannot get lost.
+Characters of a user are *veiled*: moved to planes of Unicode that have no characters. They come out
+veiled wherever a template puts them, which shows what a user wrote, even if it looks like a control
+token. Marks could be lost, and then be forged; veiled characters cannot.
 """
 
 import re
@@ -15,12 +15,12 @@ import numpy as np
 _N_LOW, _FREE, _FREE_END = 0x40000, 0x40000, 0xE0000
 _HIGH_SHIFT = 0x60000  # from plane 14-16 down to plane 8-10
 _VEILED, _VEILED_END = 0x40000, 0xB0000
-# Not veiled: what templates strip and split at, and what JSON escapes. Nothing but these never
-# makes a control token.
+# Not veiled: what templates strip and split at, and what JSON escapes. They alone never make a
+# control token.
 _BARE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() or c < " " or c in '"\\')
-_IS_BARE = np.zeros(0x3002, bool)  # the last stands for all above it
+_IS_BARE = np.zeros(0x3002, bool)  # the last entry stands for all characters above it
 _IS_BARE[[ord(c) for c in _BARE]] = True
-_FEW = 16  # characters that are faster one by one than as an array
+_FEW = 16  # characters that are processed faster one by one than as an array
 _V = f"{chr(_VEILED)}-{chr(_VEILED_END - 1)}"
 _B = re.escape(_BARE)
 _ANY_VEILED = re.compile(f"[{_V}]")
@@ -75,7 +75,7 @@ def has_veiled(text: str) -> bool:
 
 
 def parts(text: str) -> list[tuple[str, bool]]:
-    """Cut a rendered text into (text, whether it is the template's), unveiled, none empty."""
+    """Split a rendered text into (text, whether it is the template's), unveiled and non-empty."""
     out, end = [], 0
     for match in _USER_PART.finditer(text):
         if match.start() > end:
@@ -125,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """A method of str that only asks: it sees the text as the user wrote it."""
+    """A read-only method of str, called with the text as the user wrote it."""
     method = getattr(str, name)
 
     def ask(self: str, *args: Any) -> Any:
@@ -139,7 +139,8 @@ def _cased(name: str) -> Callable[[str], "UserText"]:
 
     def change(self: str) -> UserText:
         was, now = unveil(self), method(unveil(self))
-        if len(now) != len(was):  # such as "ß" in upper case: no telling which is whose
+        # such as "ß" in upper case: the origin of each character is ambiguous
+        if len(now) != len(was):
             return UserText(veil(now))
         pairs = zip(self, now, veil(now), strict=True)
         return UserText("".join(v if has_veiled(c) else n for c, n, v in pairs))
@@ -148,10 +149,10 @@ def _cased(name: str) -> Callable[[str], "UserText"]:
 
 
 class UserText(str):
-    """A string with veiled characters that answers and is cut as if they were not veiled.
+    """A string with veiled characters that behaves as if they were not veiled.
 
-    What is lost when str's C code makes a plain string of it is only this: a template's test of
-    that string sees veiled characters.
+    There is one exception: if str's C code makes a plain string of it, a template's test of that
+    string sees veiled characters.
     """
 
     __slots__ = ()
@@ -175,59 +176,59 @@ class UserText(str):
         return UserText(str.__add__(other, self))
 
     def lstrip(self, chars: str | None = None, /) -> "UserText":
-        """As str's."""
+        """Do what str's method does."""
         return self[len(self) - len(unveil(self).lstrip(_plain(chars))) :]
 
     def rstrip(self, chars: str | None = None, /) -> "UserText":
-        """As str's."""
+        """Do what str's method does."""
         return self[: len(unveil(self).rstrip(_plain(chars)))]
 
     def strip(self, chars: str | None = None, /) -> "UserText":
-        """As str's."""
+        """Do what str's method does."""
         return self.lstrip(chars).rstrip(chars)
 
     def removeprefix(self, prefix: str, /) -> "UserText":
-        """As str's."""
+        """Do what str's method does."""
         return self[len(prefix) if self.startswith(prefix) else 0 :]
 
     def removesuffix(self, suffix: str, /) -> "UserText":
-        """As str's."""
+        """Do what str's method does."""
         return self[: len(self) - (len(suffix) if self.endswith(suffix) else 0)]
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As str's."""
+        """Do what str's method does."""
         if sep is None:  # white space is not veiled
             return list(map(UserText, str.split(self, None, maxsplit)))
         return self._cut(unveil(self).split(_plain(sep), maxsplit), len(sep))
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As str's."""
+        """Do what str's method does."""
         if sep is None:
             return list(map(UserText, str.rsplit(self, None, maxsplit)))
         return self._cut(unveil(self).rsplit(_plain(sep), maxsplit), len(sep))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        """As str's."""
+        """Do what str's method does."""
         a, b, c = self._cut(list(unveil(self).partition(_plain(sep))), 0)
         return a, b, c
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        """As str's."""
+        """Do what str's method does."""
         a, b, c = self._cut(list(unveil(self).rpartition(_plain(sep))), 0)
         return a, b, c
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """As str's."""
+        """Do what str's method does."""
         return list(map(UserText, str.splitlines(self, keepends)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "UserText":
-        """As str's; ``new`` is whose it was."""
+        """Do what str's method does; ``new`` keeps its origin."""
         if not old:
             return UserText(str.replace(self, "", new, count))
         return UserText(str.join(new, self.split(old, count)))
 
     def _cut(self, pieces: list[str], n_between: int) -> list[str]:
-        """The pieces of this text, given those of the unveiled one."""
+        """The pieces of this text that correspond to those of the unveiled one."""
         out, start = [], 0
         for piece in pieces:
             out.append(self[start : start + len(piece)])

@@ -1,9 +1,9 @@
-"""A jinja2 environment for templates that nobody trusts: no way out, and little time and memory.
+"""A jinja2 environment for untrusted templates: no way out, and little time and memory.
 
-The templates' syntax tree is changed so that whatever can repeat or grow reports to a meter:
-loops, macros, calls, operators, tests, filters, lists. All of it counts against one budget. Python
-cannot stop a single long operation of C, so those are refused before they start if their operands
-say that they would be long.
+The templates' syntax tree is changed so that whatever can repeat or grow reports to a meter: loops,
+macros, calls, operators, tests, filters, lists. All of it counts against one budget. Python cannot
+stop a single long operation of C, so those are refused before they start if their operands show
+that they would be long.
 """
 
 import functools
@@ -28,19 +28,19 @@ from jinja2.visitor import NodeTransformer
 
 from tamis.text.tagged_text import UserText, has_veiled, unveil
 
-# Those of jinja2 that chat templates have a use for; not those that make much of little.
+# The filters that chat templates use; not those that make long results of short inputs.
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float format groupby
 indent int items last length list lower map max min reject rejectattr reverse round safe select
 selectattr sort string title trim truncate unique upper urlencode wordcount"""
 _BINARY = frozenset(["+", "-", "*", "/", "//", "%", "**"])
-_NODE_CHARS = 16  # what an item of a list counts, beside its characters
-_STEP_CHARS = 32  # what a step counts: a loop's, a test, a filter, a call
-# Filters that work in Python on each character, or compare all items with each other.
+_NODE_CHARS = 16  # the cost of an item of a list, in addition to its characters
+_STEP_CHARS = 32  # the cost of a step: an iteration, a test, a filter, a call
+# Filters that process each character in Python, or compare all items with each other.
 _SLOW_FILTERS = frozenset(["urlencode", "title", "sort", "unique", "groupby", "dictsort"])
 _SLOW = 8
-_MAX_BITS = 4096  # of an integer that is calculated with
+_MAX_BITS = 4096  # of an integer in a calculation
 _MAX_WIDTH = 100  # of indents and padding
-# Padding to a width makes gigabytes of ten characters; of numbers in a format, so many digits.
+# Padding to a width makes gigabytes of ten characters; so do the digits of a number format.
 _WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _PADDING = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "truncate"])
@@ -51,11 +51,11 @@ _REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
 
 @dataclass(slots=True)
 class Meter:
-    """What one rendering may still take; SecurityError where it takes more.
+    """The remaining budget of one rendering; SecurityError if it is exceeded.
 
-    ``max_chars`` bounds every value and the output; ``n_left`` is the budget: characters made or
-    looked at, and so many for each step. ``deadline`` is in seconds of this thread's own time, so
-    that a busy machine stops nobody.
+    ``max_chars`` limits every value and the output; ``n_left`` is the budget: characters made or
+    read, and a fixed cost for each step. ``deadline`` is in seconds of this thread's processor
+    time, so that a busy machine stops no rendering.
     """
 
     max_chars: int
@@ -71,19 +71,19 @@ class Meter:
         return cls(max_chars, 16 * max_chars, time.thread_time() + seconds)
 
     def tick(self, n_chars: int = 0) -> None:
-        """Account for a step that looks at ``n_chars`` characters."""
+        """Count a step that reads ``n_chars`` characters."""
         self.n_left -= _STEP_CHARS + n_chars
         if self.n_left < 0 or time.thread_time() > self.deadline:
             raise SecurityError("takes too long: endless loop?")
 
     def grow(self, n_chars: int) -> None:
-        """Account for a string of ``n_chars`` characters, best before it is made."""
+        """Count a string of ``n_chars`` characters, preferably before it is made."""
         self.n_left -= n_chars
         if n_chars > self.max_chars or self.n_left < 0:
             raise SecurityError(f"makes texts of over {self.max_chars} characters")
 
     def write(self, n_chars: int) -> None:
-        """Account for output."""
+        """Count output."""
         self.n_out += n_chars
         if self.n_out > self.max_chars:
             raise SecurityError(f"writes over {self.max_chars} characters")
@@ -93,9 +93,9 @@ _METER: ContextVar[Meter] = ContextVar("meter")
 
 
 def size(value: Any, limit: int) -> int:
-    """How much ``value`` would be if written out: shared parts count each time, in characters.
+    """The size of ``value`` written out, in characters; shared parts count each time.
 
-    SecurityError if that is over ``limit``. Lists of lists of one list can be exponential.
+    SecurityError if it is over ``limit``. Lists of lists of one list can be exponential.
     """
     total, todo = 0, [value]
     while todo:
@@ -112,18 +112,21 @@ def size(value: Any, limit: int) -> int:
 
 
 class _Namespace(Namespace):
-    """jinja2's, but printed without what is in it, which would be a second way to nest values."""
+    """jinja2's namespace, printed without its content, which could otherwise nest values."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _OwnList(list):
-    """A list that the template has written."""
+    """A list that the template has made."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it says nothing."""
+    """The tag ``{% generation %}``, which marks the assistant's text for training.
+
+    No effect here.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's interface
 
@@ -178,7 +181,7 @@ class _Metered(NodeTransformer):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Chat templates' environment: the tags and filters they use, under a meter."""
+    """The environment of chat templates: the tags and filters they use, under a meter."""
 
     intercepted_binops = _BINARY
 
@@ -186,7 +189,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # what is calculated while compiling is calculated without a meter
+            optimized=False,  # constant folding would calculate without a meter
             finalize=_finalize,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
@@ -222,7 +225,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return _concat([_text(value) for value in values])
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As jinja2's; lists that the template has made may also grow and shrink."""
+        """Do what jinja2's method does; lists that the template has made may also be changed."""
         if type(obj) is _OwnList and attr in _LIST_METHODS:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
@@ -232,7 +235,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__} is not for templates")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """As jinja2's, without formats that pad or make much of little."""
+        """Do what jinja2's method does, without formats that pad or enlarge."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -244,7 +247,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return checked
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call ``obj`` for a template, if what it is and gets is harmless."""
+        """Call ``obj`` for a template, if the call and its arguments are harmless."""
         _METER.get().tick()
         _check_call(obj, args, kwargs)
         owner = getattr(obj, "__self__", None)
@@ -273,7 +276,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _metered(value: Any) -> Any:
-    """Return ``value``, its size checked; strings with a user's characters as UserText."""
+    """Return ``value`` with its size checked; strings with a user's characters as UserText."""
     meter = _METER.get()
     if isinstance(value, str):
         meter.grow(len(value))
@@ -293,7 +296,10 @@ def _text(value: Any) -> str:
 
 @pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Check what is printed. It needs the context, so jinja2 does not use it while compiling."""
+    """Check a printed value.
+
+    It needs the context, so that jinja2 does not call it while compiling.
+    """
     _METER.get().tick()
     text = _text(value)
     _METER.get().grow(len(text))
@@ -312,7 +318,7 @@ def _check_format(text: str, values: Any) -> None:
     if _WIDE_FORMAT.search(text):
         raise SecurityError("formats with a width: write the text out")
     meter = _METER.get()
-    n_fields = text.count("{") + text.count("%")  # each may name the same value
+    n_fields = text.count("{") + text.count("%")  # each field may name the same value
     meter.grow(len(text) + n_fields * size(values, meter.max_chars))
 
 
@@ -366,7 +372,7 @@ def _check_binop(operator: str, left: Any, right: Any) -> None:
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter ``function``, metered; where it takes a context or the like, so does this."""
+    """The filter ``function``, metered; it takes a context or the like if the function does."""
 
     @functools.wraps(function)
     def metered(*args: Any, **kwargs: Any) -> Any:
@@ -402,7 +408,7 @@ def _test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _length(value: Any) -> int:
-    """How much there is in ``value`` to look at: characters, or items that count as some."""
+    """The size of ``value`` to read: characters, or items at a fixed cost."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list | tuple | dict | set | frozenset | range):
@@ -441,9 +447,10 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes, as templates are written for."""
+    """JSON without HTML escapes, as templates expect it."""
     meter = _METER.get()
-    if isinstance(value, Iterator):  # of map, select and their kin; llama.cpp has lists there
+    # results of map, select and their kin; llama.cpp has lists there
+    if isinstance(value, Iterator):
         value = list(itertools.islice(value, meter.max_chars + 1))
     size(value, meter.max_chars)
     _check_width("tojson", (indent,))
@@ -455,7 +462,7 @@ def _tojson(
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """A character as JSON's ASCII; a user's ASCII, which only looks like another, stays."""
+    """A character escaped in JSON's ASCII; a user's veiled ASCII is not escaped."""
     plain = unveil(match[0])
     return match[0] if plain.isascii() else json.dumps(plain)[1:-1]
 

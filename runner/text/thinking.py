@@ -1,14 +1,15 @@
-"""How long a model may think: tokens to force once its budget is spent."""
+"""A limit on a model's thoughts: tokens to force once their budget is spent."""
 
 from collections.abc import Sequence
 
 
 class ThinkingBudget:
-    """Watches the tokens of an answer; ``accept`` each one, and force what it returns.
+    """Watches the tokens of an answer; ``accept`` each one, and force the tokens it returns.
 
-    ``start`` and ``end`` are the tokens of the marks around thoughts, ``is_open`` whether the
-    prompt ends within one. After ``n_tokens`` of thought, ``end`` is forced, after ``message``
-    (tokens such as those of "I have to answer now."). Forced tokens are accepted like any others.
+    ``start`` and ``end`` are the tokens of the marks around thoughts, ``is_open`` says whether the
+    prompt ends within a thought. After ``n_tokens`` of thought, ``message`` is forced (tokens such
+    as those of "I have to answer now.") and then ``end``. Forced tokens are accepted like any
+    others.
     """
 
     def __init__(
@@ -30,11 +31,14 @@ class ThinkingBudget:
         self.is_open = is_open
 
     def begin(self) -> list[int]:
-        """Return the tokens to force before the first one: with a budget of 0, in a thought."""
+        """Return the tokens to force before the first one.
+
+        With a budget of 0 they end a thought.
+        """
         return self._forced() if self.is_open and self._n_left == 0 else []
 
     def accept(self, token: int) -> list[int]:
-        """Take the next token of the answer; return those to force after it."""
+        """Process the next token of the answer; return those to force after it."""
         longest = max(len(self._start), len(self._end))
         self._recent = (*self._recent, token)[-longest:]
         if not self.is_open:
@@ -49,5 +53,5 @@ class ThinkingBudget:
         return self._forced() if self._n_left == 0 else []
 
     def _forced(self) -> list[int]:
-        self._n_left = -1  # once: what is forced is not counted
+        self._n_left = -1  # only once: forced tokens do not count
         return [*self._message, *self._end]

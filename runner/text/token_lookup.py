@@ -1,10 +1,10 @@
-"""Which tokens stand at a place of a text: one lookup for each length that its head allows."""
+"""The tokens that begin at a position of a text: one lookup for each possible length."""
 
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 _Text = TypeVar("_Text", str, bytes)
-_HEAD = 3  # characters that choose the lengths to try
+_HEAD = 3  # characters that determine the lengths to try
 
 
 class TokenLookup(Generic[_Text]):
@@ -15,13 +15,13 @@ class TokenLookup(Generic[_Text]):
         lengths: dict[Any, set[int]] = {}
         for text in self._ids:
             lengths.setdefault(text[:_HEAD], set()).add(len(text))
-        for head in [*lengths]:  # what begins a head is found with it as well
+        for head in [*lengths]:  # a prefix of a head has its lengths, too
             for n in range(1, len(head)):
                 lengths[head] |= {n} & lengths.get(head[:n], set())
         self._lengths: dict[Any, list[int]] = {head: sorted(ns) for head, ns in lengths.items()}
 
     def at(self, text: _Text, start: int) -> list[tuple[int, int]]:
-        """(end, token) of those that stand in ``text`` at ``start``, the shortest first."""
+        """The (end, token) of tokens in ``text`` at ``start``, the shortest first."""
         for n in range(_HEAD, 0, -1):
             lengths = self._lengths.get(text[start : start + n])
             if lengths is not None:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the vocabulary of a GGUF file says."""
+"""Text to token ids and back, by the vocabulary of a GGUF file."""
 
 import importlib
 import re
@@ -13,11 +13,11 @@ from tamis.text.bpe import BytePairEncoder, CharacterPairEncoder, DnaEncoder, by
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-# llama.cpp reads this as a control token whatever its type in the file, but not where one of the
-# others is.
+# llama.cpp treats this as a control token whatever its type in the file, unless one of the others
+# is one.
 _READ_AS_CONTROL = "</s>"
 _KEEPS_ITS_TYPE = ("<|tool_response>", "<|plamo:eos|>")
-# Some files, and llama.cpp for gpt-oss, say of marks between messages that they are text.
+# Some files, and llama.cpp for gpt-oss, declare marks between messages to be text.
 _MARK = re.compile(r"<[|｜].*[|｜]>|<(start|end)_of_turn>", re.DOTALL)
 
 
@@ -31,17 +31,17 @@ _C_SPACES = " \t\n\v\f\r"
 
 
 class Encoder(Protocol):
-    """What makes tokens of text that has no special tokens in it."""
+    """Encodes text without special tokens: a Protocol."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of the tokens of ``text``."""
 
 
 class _Cutter:
-    """Finds tokens in text that are matched as they are, before any merging.
+    """Finds tokens in text that are matched literally, before any merging.
 
-    Longer tokens take their places first, those of one length from left to right: llama.cpp
-    does so, though its order of different tokens of one length that overlap is left to chance.
+    Longer tokens are placed first, those of one length from left to right. llama.cpp does the same,
+    except that its order of overlapping different tokens of one length is arbitrary.
     """
 
     def __init__(self, texts: dict[str, int], control: frozenset[int] = frozenset()):
@@ -74,7 +74,7 @@ class _Cutter:
             yield text[end:]
 
     def _taken(self, text: str, closed: bytes) -> list[tuple[int, int]]:
-        """The places (start, length) of the tokens in ``text``; no two overlap."""
+        """The positions (start, length) of the tokens in ``text``; no two overlap."""
         places: dict[int, list[int]] = {}  # starts by length
         if self._first is not None:
             for match in self._first.finditer(text):
@@ -88,7 +88,7 @@ class _Cutter:
                 if used.find(1, start, start + length) < 0:
                     used[start : start + length] = b"\1" * length
                     taken.append((start, length))
-                else:  # a longer token is in the way: what a shorter one leaves is for its turn
+                else:  # a longer token is in the way: the rest is searched for shorter ones later
                     self._propose(places, text, start, length - 1, closed=closed)
         return taken
 
@@ -101,7 +101,7 @@ class _Cutter:
         *,
         closed: bytes,
     ) -> None:
-        """Add the longest token at ``start``, of those that are not longer than allowed."""
+        """Add the longest token at ``start`` that is not longer than allowed."""
         head = text[start : start + 2]
         limit = min(max_length, len(text) - start)
         for n in self._lengths.get(head) or self._lengths.get(head[0], []):
@@ -129,7 +129,7 @@ class Tokenizer:
         self.bos, self.eos, self.eog = vocab.bos, vocab.eos, vocab.eog
         self.add_bos = default_bos if vocab.add_bos is None else vocab.add_bos
         if vocab.model == "gemma4" or vocab.pre in pretokenize.ALWAYS_ADDS_BOS:
-            self.add_bos = True  # whatever the file says: some say no
+            self.add_bos = True  # whatever the file says, as some files deny it
         self.add_eos = vocab.model == "t5" if vocab.add_eos is None else vocab.add_eos
         self._end = vocab.eos
         if vocab.model == "bert":
@@ -143,7 +143,7 @@ class Tokenizer:
         self._special_cutter = _Cutter(literal, self._control)
 
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
-        """The tokens of these types by their text, of equal ones the last as in a lookup."""
+        """The tokens of these types by their text; of equal ones the last, as in a lookup."""
         tokens = self._vocab.tokens
         ids = np.flatnonzero(np.isin(self._vocab.token_types, types)).tolist()
         texts = {text: i for i in ids if (text := tokens[i])}
@@ -208,7 +208,7 @@ class Tokenizer:
         return ids
 
     def _stripped(self, pieces: Iterable[str | int]) -> Iterable[str | int]:
-        """The pieces without the white space that tokens beside it take."""
+        """The pieces without the white space that neighbouring tokens absorb."""
         lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
         if not lstrip and not rstrip:
             return pieces
@@ -279,7 +279,7 @@ def tokenizer_for(vocab: Vocab) -> Tokenizer:
 
 
 def _encoder(vocab: Vocab) -> Encoder:
-    others = {  # file and class: only the one that is asked for is imported
+    others = {  # file and class: only the needed one is imported
         "llama": ("spm", "SentencePieceEncoder"),
         "bert": ("wordpiece", "WordPieceEncoder"),
         "t5": ("unigram", "UnigramEncoder"),

@@ -1,8 +1,8 @@
-"""An answer as it comes, parsed into thoughts, text and tool calls.
+"""An answer parsed, while it is generated, into thoughts, text and tool calls.
 
-``OutputParser`` is fed the text of an answer in pieces of any size and gives out deltas; the joined
-deltas do not depend on the pieces. What cannot be parsed is text: nothing is lost but marks of the
-format and white space around them.
+``OutputParser`` is fed the text of an answer in pieces of any size and returns deltas; the joined
+deltas do not depend on the pieces. Text that cannot be parsed stays text: only marks of the format
+and white space around them are dropped.
 """
 
 import re
@@ -20,7 +20,7 @@ from tamis.text.chat_template import ChatTemplate
 
 _MAX_HEADER = 4096  # characters from a message's mark to its text
 _HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
-# What a model is taken to write whose template shows no calls.
+# The assumed format of a model whose template shows no calls.
 _USUAL = ToolFormat("json", ("<tool_call>",), ("</tool_call>",), ("<tool_call>",), fields=FLAT)
 
 
@@ -49,13 +49,13 @@ def _new_id() -> str:
 
 
 class OutputParser:
-    """Parses one answer; ``push`` text as it comes, then ``finish``.
+    """Parses one answer; ``push`` text as it arrives, then ``finish``.
 
-    ``prompt`` is the text before the answer, or its end: it says whether the model is thinking
+    ``prompt`` is the text before the answer, or its end: it shows whether the model is thinking
     already. ``tools`` are what the model may call, as in a request; without them calls are text.
-    The text must have the control tokens in it that ``marks`` lists. A call is given out once its
-    name and the end of its arguments are sure; what turns out to be none is text, all of it.
-    ``forced``: a grammar makes the answer a call, so that it is one even where it is cut off.
+    The text must include the control tokens that ``marks`` lists. A call is returned once its name
+    and the end of its arguments are certain; a false start becomes text. ``forced``: a grammar
+    makes the answer a call, so that it is one even if it is cut off.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class OutputParser:
         self._reader.forced = forced
         self._out: list[Delta] = []
         self._n_calls = 0
-        self._spaces = ""  # held back: they may be those before a mark
+        self._spaces = ""  # white space held back: it may precede a mark
         self._fresh = ""  # "reasoning" or "content": white space at its start is dropped
         self._steps: Steps[None] = self._answer(prompt)
 
@@ -97,15 +97,17 @@ class OutputParser:
         return cls(ChatFormat.of(template), tools=tools, prompt=prompt, new_id=new_id)
 
     def push(self, text: str) -> list[Delta]:
-        """Return what is certain after more of the answer."""
+        """Append a piece of the answer; return the deltas that are certain."""
         self._tape.push(text)
         return self._advance()
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """Return the rest, at the end of the answer; ``cut``: the limit of tokens ended it.
+        """Return the remaining deltas at the end of the answer.
 
-        A call whose arguments are complete may lack its closing mark where the model itself ended
-        the answer.
+        ``cut``: a limit of tokens ended it.
+
+        A call with complete arguments may lack its closing mark if the model itself ended the
+        answer.
         """
         self._is_cut = cut
         self._tape.last = True
@@ -116,7 +118,7 @@ class OutputParser:
         out, self._out = self._out, []
         return out
 
-    # What the deltas are made of
+    # The building of deltas
 
     def _say(self, kind: str, text: str) -> None:
         if self._fresh == kind:
@@ -131,7 +133,7 @@ class OutputParser:
             self._out.append(_piece(kind, kept))
 
     def _end_of(self, kind: str, *, spaces: bool) -> None:
-        """Thoughts or text end here; ``spaces``: also what was held back is part of them."""
+        """End thoughts or text; ``spaces``: whether held-back white space belongs to them."""
         if self._spaces and spaces:
             self._out.append(_piece(kind, self._spaces))
         self._spaces = ""
@@ -162,7 +164,7 @@ class OutputParser:
         start, end = self._format.think or ("", "")
         tools, wrappers = self._tools, self._format.wrappers
         triggers = tools.triggers if tools else ()
-        # Gemma 4 thinks again within an answer, and leaves marks of thoughts that are none.
+        # Gemma 4 thinks again within an answer, and leaves marks without thoughts.
         channel = "<|channel>"
         again = (start, end, channel) if start.startswith(channel) else ()
         is_start, may_think, thinking = True, bool(end), _is_open(prompt, start, end)
@@ -207,7 +209,7 @@ class OutputParser:
     # Calls
 
     def _untagged(self, tools: ToolFormat) -> Steps[None]:
-        """Calls that no mark announces: they are all of the answer."""
+        """Read calls without a mark: they make up the whole answer."""
         self._tape.keep()
         found = yield from self._reader.untagged(own=not tools.triggers)
         text = self._tape.kept()
@@ -217,7 +219,7 @@ class OutputParser:
             self._content(text)
 
     def _calls(self, mark: str) -> Steps[None]:
-        """Read calls from their first mark on; what is none is text."""
+        """Read calls from their first mark on; what is not a call becomes text."""
         following: str | None = mark
         while following is not None:
             self._tape.keep(following)
@@ -234,16 +236,16 @@ class OutputParser:
             self._fresh = "content"
 
     def _may_read_again(self) -> bool:
-        """Whether to read a call once more, which goes on to the end of an answer that is whole."""
+        """Whether to read a call once more, given that the whole answer has arrived."""
         tape, is_tagged = self._tape, self._reader.is_tagged
         again = tape.last and tape.is_empty and not self._is_cut and not self._reader.lenient
         self._reader.lenient |= again and is_tagged
         return again and is_tagged
 
-    # Formats that are messages, not marks within one
+    # Formats of separate messages rather than marks within one
 
     def _recipients(self) -> Steps[None]:
-        """``all`` and text, or a tool's name and JSON, each on a line after ``>>>``."""
+        """Read ``all`` and text, or a tool's name and JSON, each on a line after ``>>>``."""
         tape = self._tape
         while True:
             tape.keep()
@@ -267,7 +269,7 @@ class OutputParser:
                 return
 
     def _harmony(self, prompt: str) -> Steps[None]:
-        """Messages with a channel each: thoughts, text, and calls to a recipient."""
+        """Read messages that each have a channel: thoughts, text, and calls to a recipient."""
         header = prompt.rpartition("<|start|>")[2] if "<|message|>" not in prompt[-64:] else ""
         body_only = prompt.endswith("<|message|>")
         while True:
@@ -308,7 +310,7 @@ class OutputParser:
 
 
 def _recipient(header: str) -> str:
-    """The tool that a message of gpt-oss is to; "" if it is to nobody."""
+    """The tool that a message of gpt-oss is addressed to; "" for none."""
     for word in header.replace("<|", " <|").split():
         if word.startswith("to="):
             return trimmed(word[3:], ("functions.",))

@@ -1,4 +1,4 @@
-"""Unigram, T5's tokens: the cut of a text whose pieces have the highest sum of scores."""
+"""Unigram, T5's tokens: the segmentation of a text with the highest sum of scores."""
 
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.text.charsmap import CharacterMap
@@ -62,7 +62,7 @@ class UnigramEncoder:
         return "".join(out)
 
     def _best(self, text: str) -> tuple[list[int], list[int]]:
-        """Start and token (-1: unknown) of the last piece of the best cut, by where it ends."""
+        """The start and token (-1: unknown) of the best segmentation's last piece, by its end."""
         n = len(text)
         lowest = float("-inf")
         sums, starts, tokens = [lowest] * (n + 1), [0] * (n + 1), [-1] * (n + 1)

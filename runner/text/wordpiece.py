@@ -1,4 +1,4 @@
-"""WordPiece, BERT's tokens: words by the longest pieces that the vocabulary has."""
+"""WordPiece, BERT's tokens: words split into the longest pieces of the vocabulary."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from tamis.formats.vocab import TokenType, Vocab
 from tamis.text.pretokenize import WHITE_SPACE, normalized
 
-# Each is a word of its own, as Hugging Face's normalizer has them.
+# Each character is a word of its own, as in Hugging Face's normalizer.
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -18,14 +18,14 @@ _IDEOGRAPHS = (
     (0x2F800, 0x2FA1F),
 )
 _WORD_START = "\u2581"
-_LONGEST_WORD = 100  # characters: BERT's own tokenizer knows no longer ones
+_LONGEST_WORD = 100  # in characters: BERT's own tokenizer gives up on longer ones
 _CACHE_WORDS = 1 << 16
 
 
 class WordPieceEncoder:
     """Encodes text without special tokens; pieces that start a word begin with U+2581.
 
-    A word that cannot be made of pieces is one unknown token.
+    A word that cannot be split into pieces is one unknown token.
     """
 
     def __init__(self, vocab: Vocab):
@@ -66,7 +66,7 @@ class WordPieceEncoder:
             if alone:
                 yield c
             elif kind == "Mn" and options.strip_accents:
-                continue  # an accent; vowel signs that take room (Mc) are letters, as in BERT
+                continue  # an accent; vowel signs with width (Mc) are letters, as in BERT
             elif not space and kind[0] != "C" and c != "\ufffd":
                 word.append(c.lower() if options.lowercase else c)
         if word:

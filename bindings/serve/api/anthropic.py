@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests as chats, answers as content blocks."""
+"""Anthropic's messages: a request is read as a chat, an answer is written as content blocks."""
 
 import json
 import re
@@ -21,23 +21,23 @@ _TAKEN = (
     "system", "thinking", "output_config", "output_format", "context_management", "tool_choice",
     "stop_sequences",
 )  # fmt: skip
-# What Claude Code tells Anthropic's server, not the model, before all else: with a word of each
-# request's own (cch), so that no prompt would begin as the one before.
+# A line that Claude Code puts first and means for Anthropic's server, not for the model. It holds a
+# value that differs in each request (cch), so that no two prompts would have a common prefix.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;)+\s*")
 
 
 def read(reader: Reader, body: Body) -> Task:
-    """/v1/messages. Raises ApiError."""
+    """The task of a request to /v1/messages. Raises ApiError."""
     return reader.chat_task(as_chat(body))
 
 
 def count(reader: Reader, body: Body) -> int:
-    """/v1/messages/count_tokens: the tokens of the prompt. Raises ApiError."""
+    """The prompt's tokens of a request to /v1/messages/count_tokens. Raises ApiError."""
     return len(reader.chat_prompt(as_chat(body))[1].ids)
 
 
 def as_chat(body: Body) -> Body:
-    """A request as OpenAI's chat completions have it. Raises ApiError."""
+    """A request in the form of OpenAI's chat completions. Raises ApiError."""
     messages = []
     system = _BILLING.sub("", _joined(body.get("system"), "system"))
     if system:
@@ -58,9 +58,9 @@ def as_chat(body: Body) -> Body:
 
 
 def _formed(body: Body) -> dict[str, Any]:
-    """What output_config says, and the form that an answer must have: a JSON schema.
+    """The form that output_config asks for (a JSON schema), and its unknown fields by name.
 
-    output_format is the form's name in Anthropic's beta. What is not known is named.
+    output_format is the name of the form in Anthropic's beta.
     """
     config = body.record("output_config") or {}
     found = parts_of("output_config", config, ("effort", "format"))
@@ -82,7 +82,7 @@ def _formed(body: Body) -> dict[str, Any]:
 
 
 def _edits(body: Body) -> dict[str, Any]:
-    """The edits of the context that are asked for, named: none is made, nothing is cleared."""
+    """The edits of the context that a request asks for, by name: none is supported."""
     edits = (body.record("context_management") or {}).get("edits")
     found = {}
     for edit in edits if isinstance(edits, list) else ():
@@ -114,7 +114,7 @@ def _choice(choice: dict[str, Any]) -> Any:
 
 
 def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The tools as functions; those that Anthropic's server would run are left out, and named."""
+    """The tools as functions, and the names of those left out, which run at Anthropic only."""
     found, left_out = [], {}
     for tool in given:
         name, schema = tool.get("name"), tool.get("input_schema")
@@ -130,7 +130,7 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A message as one or more: results of tools are messages of their own."""
+    """A message as one or more of OpenAI's: results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system") or not isinstance(role, str):
         raise invalid("a message has no role user or assistant", "messages")
@@ -152,9 +152,9 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
             said = f"Error: {said}" if block.get("is_error") is True else said
             name = str(block.get("tool_use_id") or "")
             results.append({"role": "tool", "tool_call_id": name, "content": said})
-        elif kind != "redacted_thinking":  # a document's text, or an error
+        elif kind != "redacted_thinking":  # the text of a document, or an error
             texts.append(_joined([block], "messages"))
-    text = "\n".join(texts)  # as parts of OpenAI's messages are joined
+    text = "\n".join(texts)  # joined in the way of the parts of OpenAI's messages
     found: dict[str, Any] = {"role": role, "content": text}
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
@@ -192,7 +192,7 @@ def _joined(content: Any, param: str) -> str:
 
 
 def _of_document(block: dict[str, Any]) -> str | None:
-    """The text of a document that is plain text or blocks; None for other kinds."""
+    """The text of a document of plain text or blocks; None for other kinds."""
     source = block.get("source")
     if not isinstance(source, dict):
         return None
@@ -207,7 +207,7 @@ def _of_document(block: dict[str, Any]) -> str | None:
 
 
 class Messages(Reply):
-    """A message, or the events that build one."""
+    """The reply of /v1/messages: a message, or the events that build one."""
 
     closing = ""
 
@@ -217,10 +217,11 @@ class Messages(Reply):
         self._parser = chat.Parser(task.wanted, about.format())
         self._id = "msg_" + task.requests[0].id.removeprefix("cmpl-").replace("-", "")
         self._begun = False
-        self._n_block, self._kind = 0, ""  # blocks that are complete; what the open one is
+        # the number of complete blocks, and the kind of the open one
+        self._n_block, self._kind = 0, ""
 
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
-        """The beginning, with the prompt's tokens; then a sign of life."""
+        """The first event, with the prompt's tokens; later ones show that the server works."""
         if self._begun:
             return [{"type": "ping"}]
         return self._begin(Counts(event.cached))
@@ -231,7 +232,7 @@ class Messages(Reply):
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Blocks begun, continued and ended."""
+        """Events that begin, continue and end blocks."""
         if not self._begun:
             yield from self._begin(piece.counts)
         for delta in self._parser.push(piece):
@@ -323,20 +324,20 @@ class Messages(Reply):
         }
 
     def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
-        """With the name of the event."""
+        """An event with its name."""
         return f"event: {event['type']}\ndata: {write(event)}\n\n"
 
     def alive(self) -> str:
-        """Anthropic's own sign of life."""
+        """Anthropic's event that shows that the server works."""
         return self.frame({"type": "ping"})
 
     def error(self, error: ApiError, path: str) -> str:
-        """An event of its own."""
+        """An error as an event of its own."""
         return self.frame(error.body_for("/v1/messages"))
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """A call's arguments as an object; of those that were cut off, {}."""
+    """A call's arguments as an object; {} if they were cut off."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A file's text, for pages and programs that ask about a document: tamis' own path /extract."""
+"""Extraction of a file's text, for clients that ask about a document: tamis's own /extract."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ from tamis.bindings.serve.errors import invalid
 from tamis.bindings.serve.requests import Reader
 from tamis.formats.documents import DocumentError, read_document
 
-MOST_BYTES = 32 << 20  # of a request; base64 makes three bytes four
+MOST_BYTES = 32 << 20  # the size of a request; base64 makes four bytes of three
 _NAME_LENGTH = 200
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own API: completions with all that it tells of them, gaps to fill, templates."""
+"""llama.cpp's own API: completions with all their fields, infill, templates."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ MAX_DOCUMENTS = 1024
 
 
 def read_completion(reader: Reader, body: Body) -> Task:
-    """/completion. Raises ApiError."""
+    """The task of a request to /completion. Raises ApiError."""
     body = reader.with_usual(body)
     texts = reader.prompts(body.get("prompt"))
     given = body.get("prompt")
@@ -37,7 +37,10 @@ def read_completion(reader: Reader, body: Body) -> Task:
 
 
 def read_infill(reader: Reader, body: Body) -> Task:
-    """/infill: what stands between input_prefix with prompt, and input_suffix. Raises ApiError."""
+    """The task of /infill: the text between input_prefix with prompt, and input_suffix.
+
+    Raises ApiError.
+    """
     body = reader.with_usual(body)
     extra = []
     for each in body.records("input_extra", MAX_INPUTS):
@@ -83,9 +86,10 @@ def detokenize(reader: Reader, body: Body) -> str:
 
 
 def tokenize(reader: Reader, body: Body) -> dict[str, Any]:
-    """/tokenize: ids of content, or with with_pieces what they stand for. Raises ApiError.
+    """/tokenize: the ids of content, and with with_pieces their texts. Raises ApiError.
 
-    Of a prompt or messages it is vLLM's: with their number, and with return_token_strs the pieces.
+    A request with a prompt or messages has vLLM's form: the reply has their number, and with
+    return_token_strs the pieces.
     """
     if body.get("messages") is not None or body.get("prompt") is not None:
         return _vllm_tokens(reader, body)
@@ -121,7 +125,7 @@ def apply_template(reader: Reader, body: Body) -> str:
 
 
 def count_chat(reader: Reader, body: Body) -> int:
-    """/v1/chat/completions/input_tokens. Raises ApiError."""
+    """The prompt's tokens of a request to /v1/chat/completions/input_tokens. Raises ApiError."""
     return len(reader.chat_prompt(body)[1].ids)
 
 
@@ -137,13 +141,13 @@ def read_rerank(reader: Reader, body: Body) -> Inputs:
         if len(ids) > most:
             raise too_long(len(ids), most)
         found.append(ids)
-    for name in ("top_n", "return_text", "return_documents"):  # which the route heeds
+    for name in ("top_n", "return_text", "return_documents"):  # the route itself reads these
         body.get(name)
     return Inputs(found, ignored=unheeded(body))
 
 
 def documents(body: Body) -> list[str]:
-    """The texts of a request to rank, and that it has a query. Raises ApiError."""
+    """The texts that a request asks to rank; checks that it has a query. Raises ApiError."""
     if not isinstance(body.get("query"), str):
         raise invalid("query is no text", "query")
     name = "texts" if body.get("texts") is not None else "documents"
@@ -159,7 +163,7 @@ def documents(body: Body) -> list[str]:
 
 
 def usual_settings(reader: Reader) -> dict[str, Any]:
-    """The settings of a completion that names none, for /props."""
+    """The default settings of a completion, for /props."""
     body = reader.with_usual(Body({}))
     n = body.integer("n_predict", -1, MOST_TOKENS)
     seed = body.integer("seed", LEAST_SEED, MOST_SEED)
@@ -170,7 +174,7 @@ def usual_settings(reader: Reader) -> dict[str, Any]:
 
 
 def settings(sampling: Sampling, seed: int, eog: Sequence[int]) -> dict[str, Any]:
-    """generation_settings, in llama.cpp's words; eog: the tokens that ignore_eos forbids."""
+    """generation_settings in llama.cpp's names; eog: the tokens that ignore_eos forbids."""
     s = asdict(replace(sampling, grammar=None, logits_processor=None))
     bias = (s.pop("logit_bias") or {}) | (dict.fromkeys(eog, -math.inf) if s["ignore_eos"] else {})
     s["temperature"] = s.pop("temp")
@@ -180,7 +184,7 @@ def settings(sampling: Sampling, seed: int, eog: Sequence[int]) -> dict[str, Any
     repeat = s["repeat_last_n"]
     return s | {
         "seed": seed,
-        "adaptive_target": -1.0,  # llama.cpp's sampler of that name is off: there is none here
+        "adaptive_target": -1.0,  # llama.cpp's sampler of that name does not exist here
         "adaptive_decay": 0.9,
         "repeat_last_n": 64 if repeat is None else repeat,
         "logit_bias": [
@@ -200,7 +204,10 @@ class Completion(Reply):
         self._texts = [""] * len(task.requests)
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Its text and tokens; the last one also reports on the whole answer."""
+        """The event of a piece: its text and tokens.
+
+        The last one also reports on the whole answer.
+        """
         self._texts[i] += piece.text
         if piece.text or piece.ids:
             found = {
@@ -222,7 +229,7 @@ class Completion(Reply):
             yield self._last(i, piece, "", [])
 
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
-        """How far the prompt is, where it is asked for."""
+        """The event of the prompt's progress, if the request asks for it."""
         if self.task.progress:
             yield {
                 "index": i,
@@ -293,7 +300,7 @@ class Completion(Reply):
 
 
 def _chosen(reply: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """The fields that are asked for, those of an inner object as `outer/inner`; or all."""
+    """The fields that a request asks for, inner ones as `outer/inner`; or all fields."""
     if not fields:
         return reply
     found = {}

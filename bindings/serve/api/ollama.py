@@ -15,7 +15,7 @@ from tamis.bindings.serve.requests import MAX_MESSAGES, MOST_TOKENS, Reader
 from tamis.bindings.serve.tasks import Inputs, Task
 from tamis.text.tool_calls import Delta
 
-# Options about how a model is run, which is settled when the server is started.
+# Options about how a model is run; they are fixed when the server starts.
 _OF_THE_SERVER = {
     "f16_kv", "low_vram", "main_gpu", "num_batch", "num_gpu", "num_keep", "num_thread", "numa",
     "use_mlock", "use_mmap", "vocab_only", "logits_all", "embedding_only",
@@ -25,7 +25,7 @@ _EFFORTS = ("low", "medium", "high")
 
 
 def read_chat(reader: Reader, body: Body) -> Task:
-    """/api/chat. Raises ApiError."""
+    """The task of a request to /api/chat. Raises ApiError."""
     fields = _options(body, reader)
     messages = [_message(m) for m in body.records("messages", MAX_MESSAGES)]
     fields |= {"messages": messages} | _format(body)
@@ -34,7 +34,7 @@ def read_chat(reader: Reader, body: Body) -> Task:
 
 
 def read_generate(reader: Reader, body: Body) -> Task:
-    """/api/generate: a prompt in the model's template, or raw. Raises ApiError."""
+    """The task of /api/generate: a prompt in the model's template, or raw. Raises ApiError."""
     fields = _options(body, reader)
     prompt, system = body.text("prompt") or "", body.text("system")
     for name in ("images", "template", "context"):
@@ -57,7 +57,9 @@ def read_generate(reader: Reader, body: Body) -> Task:
 
 
 def read_embed(reader: Reader, body: Body) -> Inputs:
-    """/api/embed and /api/embeddings; `truncate` cuts texts that are too long, as it says there.
+    """The texts of /api/embed or /api/embeddings.
+
+    `truncate` cuts texts that are too long, as in ollama.
 
     Raises ApiError.
     """
@@ -65,12 +67,12 @@ def read_embed(reader: Reader, body: Body) -> Inputs:
     if given in ([], ""):
         return Inputs([])
     found = reader.prompts(given, "input", truncate=body.switch("truncate") is not False)
-    body.get("options")  # of how the model is run
+    body.get("options")  # options about how the model is run
     return reader.vectors_wanted(body, [ids for _, ids in found])
 
 
 def _options(body: Body, reader: Reader) -> dict[str, Any]:
-    """The fields of OpenAI's API and llama.cpp's for the options of a request."""
+    """A request's options as fields of OpenAI's API and llama.cpp's."""
     taken = ("options", "format", "think", "messages", "truncate", "shift", "prompt")
     fields = {k: v for k, v in body.fields.items() if k not in taken}
     fields["stream"] = body.switch("stream") is not False
@@ -80,7 +82,7 @@ def _options(body: Body, reader: Reader) -> dict[str, Any]:
         if name == "num_ctx":
             wanted = Body({name: value}).integer(name, 0, MOST_TOKENS)
             if wanted is not None and wanted > reader.limits.n_ctx:
-                fields["options.num_ctx"] = value  # named among those that are not heeded
+                fields["options.num_ctx"] = value  # reported among the fields without effect
         elif name == "num_predict":
             fields["max_tokens"] = -1 if value == -2 else value
         elif name not in _OF_THE_SERVER:
@@ -140,7 +142,7 @@ def _call(call: Any, i: int) -> dict[str, Any]:
 
 
 class _Ollama(Reply):
-    """What both have: lines of JSON, and what the answer took at the end."""
+    """What both replies share: lines of JSON, and the statistics at the end."""
 
     media = "application/x-ndjson"
     closing = ""
@@ -170,11 +172,11 @@ class _Ollama(Reply):
         return {"logprobs": chat.logprobs_of(tokens)["content"]}
 
     def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
-        """A line."""
+        """An event as a line of JSON."""
         return write(event) + "\n"
 
     def error(self, error: ApiError, path: str) -> str:
-        """A line with it."""
+        """An error as a line of JSON."""
         return self.frame({"error": error.message})
 
 
@@ -182,7 +184,7 @@ class Chat(_Ollama):
     """/api/chat."""
 
     def alive(self) -> str:
-        """A line without text: NDJSON has no comments."""
+        """A line without text, as NDJSON has no comments."""
         return self.frame(self._line(message=_spoken(), done=False))
 
     def __init__(self, task: Task, about: About) -> None:
@@ -192,7 +194,7 @@ class Chat(_Ollama):
         self._call: dict[str, str] | None = None  # the call that is not complete yet
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Its thoughts and text; calls when they are complete."""
+        """Lines with thoughts and text; a call is sent when it is complete."""
         found = []
         for delta in self._parser.push(piece):
             found += self._of(delta)
@@ -249,7 +251,7 @@ class Generate(_Ollama):
     """/api/generate."""
 
     def alive(self) -> str:
-        """A line without text: NDJSON has no comments."""
+        """A line without text, as NDJSON has no comments."""
         return self.frame(self._line(response="", done=False))
 
     def __init__(self, task: Task, about: About) -> None:
@@ -267,7 +269,7 @@ class Generate(_Ollama):
         return found | ({"thinking": message.reasoning} if message.reasoning else {})
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Its text."""
+        """A line with the piece's text."""
         said = self._said([piece])
         if any(said.values()):
             yield self._line(**said, done=False, **self._logprobs([piece]))

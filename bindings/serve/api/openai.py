@@ -11,7 +11,7 @@ from tamis.bindings.serve.tasks import Task
 
 
 class _Completions(Reply):
-    """What both have: usage, the fingerprint, timings."""
+    """What both replies share: usage, the fingerprint, timings."""
 
     kind = ""
 
@@ -28,7 +28,7 @@ class _Completions(Reply):
         }
 
     def _said(self, i: int, chunk: Chunk, *, timed: bool = True) -> Chunk:
-        """A chunk of choice i, with what else the request wants to know."""
+        """A chunk of choice i with the additional fields that the request asks for."""
         for choice in chunk["choices"]:
             choice["index"] = i
         chunk["system_fingerprint"] = self.about.fingerprint
@@ -39,19 +39,19 @@ class _Completions(Reply):
         return chunk
 
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
-        """A chunk without choices, where it is asked for."""
+        """A chunk without choices that reports progress, if the request asks for it."""
         if not self.task.progress:
             return []
         return [self._head() | self.progress_of(event)]
 
     def end(self) -> Iterable[Any]:
-        """Usage, where it is asked for."""
+        """A chunk with usage, if the request asks for it."""
         if not self.task.include_usage:
             return []
         return [self._head() | {"usage": self.usage(), "timings": timings(self.total)}]
 
     def usage(self) -> dict[str, Any]:
-        """Tokens of all choices; a prompt counts once."""
+        """The tokens of all choices; a prompt counts once."""
         total, n_prompt = self.total, self.task.prompt_tokens
         return {
             "prompt_tokens": n_prompt,
@@ -68,7 +68,7 @@ class _Completions(Reply):
         return self._head() | rest
 
     def _timed_last(self, piece: Piece, found: list[Chunk]) -> list[Chunk]:
-        """The chunks, of which the last of a stream has timings unless those of usage have."""
+        """The chunks of a piece; the last one has timings unless the chunk of usage has them."""
         if piece.finish is not None and not self.task.include_usage:
             found[-1]["timings"] = timings(piece.counts)
         return found
@@ -89,13 +89,13 @@ class Chat(_Completions):
             self._streams = [chat.Chunks(r, task.wanted, format) for r in task.requests]
 
     def begin(self) -> Iterable[Any]:
-        """Whose message it is."""
+        """The chunk that names the role of the message."""
         for i, stream in enumerate(self._streams):
             chunk = stream.chunk({"role": "assistant", "content": None})
             yield self._said(i, chunk, timed=False)
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Its deltas."""
+        """The chunks with the piece's deltas."""
         found = [self._said(i, chunk) for chunk in self._streams[i].of(piece)]
         return self._timed_last(piece, found)
 
@@ -122,7 +122,10 @@ class Text(_Completions):
         self._begun = [False] * len(task.requests)
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Its text; before the first one the prompt, where it is to be in the answer."""
+        """The chunk with the piece's text.
+
+        The first one is preceded by the prompt if it is to be repeated.
+        """
         stream, found = self._streams[i], []
         if not self._begun[i]:
             self._begun[i] = True

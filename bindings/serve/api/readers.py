@@ -1,4 +1,4 @@
-"""By name: what reads a request, in this process or in one of the helper's."""
+"""The functions that read requests, by name; they run here or in a helper process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +28,12 @@ READERS: dict[str, Callable[[Reader, Body], Any]] = {
     "ollama generate": ollama.read_generate,
     "ollama embed": ollama.read_embed,
 }
-# Never in the server's process, however small: files are parsed by code that trusts them.
+# Never in the server's process, however small the file: parsers of files are not hardened.
 APART = frozenset({"document"})
 
 
 def read(name: str, reader: Reader, data: bytes) -> Any:
-    """What READERS[name] makes of the body of a request. Raises ApiError."""
+    """The result of READERS[name] for the body of a request. Raises ApiError."""
     try:
         return READERS[name](reader, parse(data))
     except RecursionError:

@@ -1,4 +1,7 @@
-"""OpenAI's responses: requests as chats, answers as output items; nothing is stored."""
+"""OpenAI's responses: a request is read as a chat, an answer is written as output items.
+
+Nothing is stored.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -30,9 +33,10 @@ _TAKEN = (
     "input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "truncation",
     "reasoning", "include",
 )  # fmt: skip
-_SUMMARIES = ("summary", "generate_summary")  # thoughts are sent whole
-_INCLUDED = ("reasoning.encrypted_content",)  # ... and not encrypted: they come back as they are
-# Fields that the reply repeats, and what they are where the request has none.
+_SUMMARIES = ("summary", "generate_summary")  # thoughts are sent in full
+# thoughts are not encrypted: clients send them back as they are
+_INCLUDED = ("reasoning.encrypted_content",)
+# Fields that the reply repeats, and their defaults.
 _REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -51,7 +55,7 @@ _REPEATED: dict[str, Any] = {
 
 
 def read(reader: Reader, body: Body) -> Task:
-    """/v1/responses. Raises ApiError."""
+    """The task of a request to /v1/responses. Raises ApiError."""
     fields, kinds = as_chat(body)
     task = reader.chat_task(Body(fields))
     given = {k: v for k, v in body.fields.items() if v is not None}
@@ -60,12 +64,12 @@ def read(reader: Reader, body: Body) -> Task:
 
 
 def count(reader: Reader, body: Body) -> int:
-    """/v1/responses/input_tokens. Raises ApiError."""
+    """The prompt's tokens of a request to /v1/responses/input_tokens. Raises ApiError."""
     return len(reader.chat_prompt(Body(as_chat(body)[0]))[1].ids)
 
 
 def as_chat(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
-    """A request as OpenAI's chat completions have it, and the kinds of tools by name."""
+    """A request in the form of OpenAI's chat completions, and the kinds of tools by name."""
     for name in ("previous_response_id", "conversation", "prompt"):
         if body.get(name) is not None:
             raise invalid(f"{name} is not supported: no response is stored, send all items", name)
@@ -98,7 +102,7 @@ def as_chat(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _named(body: Body) -> dict[str, Any]:
-    """What is not heeded of fields that are otherwise, as fields of their own."""
+    """Fields whose value has no effect here, in a form that reports them by name."""
     found = parts_of("text", body.record("text") or {}, ("format",))
     found |= parts_of("reasoning", body.record("reasoning") or {}, ("effort", *_SUMMARIES))
     include = body.get("include")
@@ -111,7 +115,7 @@ def _named(body: Body) -> dict[str, Any]:
 
 
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
-    """Add an item to the messages; an assistant's words, thoughts and calls are one message."""
+    """Add an item to the messages; an assistant's words, thoughts and calls make one message."""
     if not isinstance(item, dict):
         raise invalid("input has an item that is no object", "input")
     kind = item.get("type", "message")
@@ -138,7 +142,7 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
 
 
 def _assistant(messages: list[dict[str, Any]], *, fresh: bool = False) -> dict[str, Any]:
-    """The assistant's message at the end; a new one where there is none, or it has calls."""
+    """The last message if it is an assistant's; a new one if it is not, or if it has calls."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or (fresh and last.get("tool_calls")):
         messages.append({"role": "assistant", "content": None})
@@ -164,7 +168,7 @@ def _text(content: Any) -> str:
     """The text of a string or of parts. Raises ApiError for parts of other types."""
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, dict):  # the output of a tool of some clients
+    if isinstance(content, dict):  # some clients send the output of a tool like this
         return json.dumps(content, ensure_ascii=False)
     if not isinstance(content, list):
         raise invalid("input has content that is no text and no list of parts", "input")
@@ -184,7 +188,7 @@ def _text(content: Any) -> str:
 def _tools(
     given: list[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, Any]]:
-    """Tools as functions, their kinds by name, and the names of those that are left out."""
+    """The tools as functions, their kinds by name, and the names of those that are left out."""
     found: list[dict[str, Any]] = []
     kinds: dict[str, str] = {}
     left_out: dict[str, Any] = {}
@@ -199,7 +203,7 @@ def _tools(
             name = "local_shell"
         elif kind == "function":
             schema = tool.get("parameters") or NO_PARAMETERS
-        if schema is None:  # OpenAI's server would run it
+        if schema is None:  # a tool that OpenAI's server would run
             left_out[f"tools.{str(kind)[:64]}"] = True
             continue
         if not isinstance(name, str):
@@ -237,8 +241,8 @@ class Responses(Reply):
         assert task.wanted is not None
         self._parser = chat.Parser(task.wanted, about.format())
         self._name = task.requests[0].id.removeprefix("cmpl-").replace("-", "")
-        self._output: list[dict[str, Any]] = []  # the items, of which the last may be open
-        self._arguments = ""  # of the call that is open
+        self._output: list[dict[str, Any]] = []  # the items; the last one may be open
+        self._arguments = ""  # the arguments of the open call
         self._open = False
         self._n_event = 0
 
@@ -278,18 +282,21 @@ class Responses(Reply):
         return event
 
     def begin(self) -> Iterable[Any]:
-        """That there is a response."""
+        """The event that a response has begun."""
         yield self._event("created", response=self._response("in_progress"))
         yield self._event("in_progress", response=self._response("in_progress"))
 
     def progress(self, i: int, event: Progress) -> Iterable[Any]:
-        """How far the prompt is, where it is asked for."""
+        """The event of the prompt's progress, if the request asks for it."""
         if self.task.progress:
             response = self._response("in_progress")
             yield self._event("in_progress", response=response, **self.progress_of(event))
 
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
-        """Items begun, continued and ended; the response, at its end."""
+        """Events that begin, continue and end items.
+
+        At the end, the event with the whole response.
+        """
         for delta in self._parser.push(piece):
             for event in self._of(delta):
                 if self.task.timings and event["type"].endswith("delta"):
@@ -368,7 +375,7 @@ class Responses(Reply):
         yield self._event("output_item.added", output_index=at, item=json.loads(as_json(item)))
 
     def _close(self) -> Iterable[dict[str, Any]]:
-        """The end of the item that is open."""
+        """Events that end the open item."""
         if not self._open:
             return
         self._open, item = False, self._output[-1]
@@ -408,15 +415,15 @@ class Responses(Reply):
         return found if isinstance(found, dict) else {}
 
     def frame(self, event: Any, write: Callable[[Any], str] = as_json) -> str:
-        """With the name of the event."""
+        """An event with its name."""
         return f"event: {event['type']}\ndata: {write(event)}\n\n"
 
     def alive(self) -> str:
-        """That it is in progress: Codex waits for events, of which comments are none."""
+        """An event that shows progress: Codex waits for events and ignores comments."""
         return self.frame(self._event("in_progress", response=self._response("in_progress")))
 
     def error(self, error: ApiError, path: str) -> str:
-        """That the response has failed."""
+        """The event that the response has failed."""
         response = self._response("failed")
         response["error"] = {"code": error.code or "server_error", "message": error.message}
         return self.frame(self._event("failed", response=response))

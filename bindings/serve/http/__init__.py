@@ -1,1 +1,1 @@
-"""The server as it is seen from outside: addresses, connections, routes, and who may ask what."""
+"""The server's outside: addresses, connections, routes, and access."""

@@ -1,6 +1,6 @@
 """The server of one model: the routes of OpenAI's API, and how requests are run.
 
-Routes of other APIs are given to it: `application.application` makes a server with all of them.
+Routes of other APIs are passed in: `application.application` makes a server with all of them.
 """
 
 import asyncio
@@ -91,51 +91,55 @@ COUNTS = (
 
 
 class ModelFile(NamedTuple):
-    """A model's file, for lists."""
+    """Facts of a model's file that lists of models show."""
 
     name: str
     n_byte: int
     modified: float  # seconds since 1970
     arch: str
     n_param: int
-    kind: str  # the type that most of its matrices have
+    kind: str  # the type of most of its matrices
     metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is started with."""
+    """The settings that a server is started with."""
 
     n_queue: int = 64
     n_choices: int = 8
     max_body: int = 4 << 20  # bytes
     metrics: bool = False
     access: Access = field(default_factory=Access)
-    isolate: bool = False  # prompts of different requests share no pages
-    timeout_request: float = 60  # seconds in which a body must come, and be prepared
+    isolate: bool = False  # whether prompts of different requests never share pages
+    timeout_request: float = 60  # seconds within which a body must arrive and be prepared
     timeout_prepare: int = 20  # seconds of processor time that preparing a request may take
-    helper_bytes: int = 1 << 30  # of memory that it may take
-    usual: Mapping[str, Any] = field(default_factory=dict)  # fields, for requests that lack them
-    page: bool = True  # whether / is one to chat with
+    helper_bytes: int = 1 << 30  # bytes of memory that it may take
+    usual: Mapping[str, Any] = field(default_factory=dict)  # default fields of requests
+    page: bool = True  # whether / is the built-in chat page
     slots: bool = True  # shown at /slots
-    slot_folder: Path | None = None  # of files that slots are saved to
-    pooling: str | None = None  # of embeddings, as Heads.pooled has it; None: the model's, or mean
-    loras: tuple[tuple[str, float], ...] = ()  # files of LoRA adapters, and their scales at first
-    aliases: tuple[str, ...] = ()  # all names of the model, for lists
-    tags: tuple[str, ...] = ()  # words about it, for lists
+    slot_folder: Path | None = None  # the folder of files to which slots are saved
+    # pooling of embeddings, as in Heads.pooled; None: the model's, or mean
+    pooling: str | None = None
+    loras: tuple[tuple[str, float], ...] = ()  # files of LoRA adapters, and their initial scales
+    aliases: tuple[str, ...] = ()  # all names of the model that lists show
+    tags: tuple[str, ...] = ()  # words about it that lists show
 
 
 class Server:
-    """The application of one model; `stop` ends every reply that is under way."""
+    """The application of one model; `stop` ends every reply in progress."""
 
     def __init__(
         self, model: Model, settings: Settings, log: Log, others: Sequence["Routes"]
     ) -> None:
-        """others: each gives the routes of another API, which call this server."""
+        """Make the server.
+
+        Each of others returns the routes of another API, which call this server.
+        """
         self._model, self.settings, self.worker = model, settings, model.worker
         n_ctx, n_choices = model.loaded.n_ctx, settings.n_choices
         self.reader = Reader(model.text, model.name, Limits(n_ctx, n_choices), settings.usual)
-        # Small requests are read beside the loop, one at a time; others by helper processes.
+        # Small requests are read in one thread beside the loop, all others by helper processes.
         self._beside = ThreadPoolExecutor(1, "tamis-reader")
         config = Config(
             model.path,
@@ -149,7 +153,7 @@ class Server:
             model.text.given_template,
         )
         self.n_slots, self.model_file = model.loaded.n_slot, model.path
-        # Of LoRA adapters, for requests that name none.
+        # The scales of LoRA adapters for requests that name none.
         self.lora_scales = tuple(scale for _, scale in settings.loras)
         self._facts: ModelFile | None = None
         self.created = Path(model.path).stat().st_mtime
@@ -189,12 +193,12 @@ class Server:
         return [*routes, Route("/metrics", self.metrics)]
 
     def usual_settings(self) -> dict[str, Any]:
-        """What a completion is made by that names nothing."""
+        """The default settings of a completion."""
         return llamacpp.usual_settings(self.reader)
 
     @property
     def pooling(self) -> str:
-        """How rows of a text become an embedding."""
+        """The pooling that makes one embedding of a text's rows."""
         return self.settings.pooling or self._model.loaded.pooling
 
     @property
@@ -204,11 +208,11 @@ class Server:
 
     @property
     def text(self) -> TextModel:
-        """Vocabulary and template of the model."""
+        """The model's vocabulary and template."""
         return self._model.text
 
     def facts(self) -> ModelFile:
-        """What lists of models say of this one; reads its file, once. Raises ApiError."""
+        """Facts of the model for lists; reads its file once. Raises ApiError."""
         if self._facts is None:
             try:
                 self._facts = facts_of(Path(self.model_file))
@@ -218,27 +222,30 @@ class Server:
 
     @property
     def predicts(self) -> bool:
-        """Whether the model writes texts."""
+        """Whether the model generates text."""
         return self._model.loaded.predicts
 
     def serves(self, path: str) -> bool:
-        """Whether a model's file is in use, by whatever path it is named; asks the disk."""
+        """Whether a model's file is in use, under any path; reads the file system."""
         return same_model(path, self.model_file)
 
     def stop(self) -> None:
-        """Fail what runs and waits, so that connections end; may be called more than once."""
+        """Fail all running and waiting jobs, so that connections end.
+
+        May be called more than once.
+        """
         self.worker.stop()
         self._helpers.close()
 
     def close(self) -> None:
-        """Wait until nothing runs any more, after `stop`."""
+        """Wait after `stop` until nothing is running."""
         self._beside.shutdown(cancel_futures=True)
         self.worker.join()
 
     # --- routes ----------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        """/v1/embeddings: of unit length unless told; texts run one after another."""
+        """/v1/embeddings: of unit length by default; texts run one after another."""
         if self.pooling == "none":
             raise invalid("this server pools no rows of a text into one: ask /embeddings for all")
         inputs, rows = await self.embedded(request, "embeddings")
@@ -259,8 +266,8 @@ class Server:
     ) -> tuple[Inputs, list[Any]]:
         """The texts of a request, as READERS[name] reads it, and their embeddings. Raises ApiError.
 
-        pooled: of a text, one, of length 1 unless the request says otherwise; else one for each
-        token, as the model gives them.
+        pooled: one vector per text, of length 1 unless the request says otherwise; else one vector
+        per token, unscaled.
         """
         if self.pooling == "rank":
             raise ApiError(
@@ -280,7 +287,7 @@ class Server:
         return inputs, await asyncio.to_thread(lambda: [_vector(each, norm) for each in found])
 
     async def vectors(self, request: Request, inputs: Inputs, pooling: str) -> list[np.ndarray]:
-        """What stands for each text, one after another. Raises ApiError."""
+        """The embedding of each text, computed one after another. Raises ApiError."""
         rows = []
         for ids in inputs.texts:
             events = Events(self._mailbox)
@@ -291,13 +298,13 @@ class Server:
         return rows
 
     async def count(self, name: str, request: Request) -> Response:
-        """How many tokens the prompt of a request has."""
+        """The reply with the number of tokens of a request's prompt."""
         n = await self.read(request, name)
         more = {} if name == "count messages" else {"object": "response.input_tokens"}
         return JsonReply(more | {"input_tokens": n})
 
     async def run_kept(self, request: Request, job: Callable[[Emit], Keeping]) -> Kept:
-        """Do what is asked of a slot. Raises ApiError."""
+        """Save, restore or erase a slot's sequence. Raises ApiError."""
         events = Events(self._mailbox)
         made = job(events.emitter(0))
         made.owner = request.scope["tamis.owner"]
@@ -310,11 +317,11 @@ class Server:
         return JsonBytes(await self.read(request, "document", bytes))
 
     async def models(self, _request: Request) -> Response:
-        """/v1/models: the one that there is."""
+        """/v1/models: the list of the one model."""
         return JsonReply(listing([self._described()]))
 
     async def model(self, request: Request) -> Response:
-        """/v1/models/NAME."""
+        """/v1/models/NAME: the model of that name."""
         if request.path_params["name"] not in (self._model.name, *self.settings.aliases):
             raise ApiError(404, "there is no such model here", code="model_not_found")
         return JsonReply(self._described())
@@ -327,13 +334,13 @@ class Server:
         return head | lists | {"meta": meta | {"n_vocab": m.n_vocab}}
 
     async def health(self, _request: Request) -> Response:
-        """/health: whether the server lives; one that is stopping does not."""
+        """/health: whether the server is alive; it is not while it is stopping."""
         if self.worker.stopped:
             raise stopping()
         return JsonReply({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
-        """/ready: whether a request would be taken now."""
+        """/ready: whether a request would be accepted now."""
         if self.worker.stopped:
             raise stopping()
         if self.worker.n_waiting >= self.worker.n_queue:
@@ -353,7 +360,7 @@ class Server:
     async def complete(
         self, name: str, form: type[Reply], request: Request, body: bytes | None = None
     ) -> Response:
-        """Answer a request that READERS[name] reads, in the form of an API."""
+        """Answer a request, read by READERS[name], in the form of an API."""
         if not self.predicts:
             raise ApiError(
                 501,
@@ -388,28 +395,28 @@ class Server:
                 masks.close()
 
     def _end(self, jobs: Sequence[Job], masks: Follower | None) -> None:
-        """Nobody waits for the reply any more."""
+        """Cancel the jobs of a reply that nobody waits for any more."""
         self.worker.drop(jobs)
         if masks is not None:
             masks.close()
 
     def scales_of(self, given: Sequence[Any]) -> tuple[float, ...]:
-        """The scale of each LoRA adapter by a list of {id, scale}. Raises ApiError."""
+        """The scale of each LoRA adapter in a list of {id, scale}. Raises ApiError."""
         try:
             return tuple(scales(given, len(self.lora_scales)))
         except ValueError as error:
             raise invalid(str(error), "lora") from None
 
     def _other(self, lora: tuple[float, ...]) -> tuple[float, ...] | None:
-        """Scales for a job; None where they are those that the model's process was started with."""
+        """Scales for a job; None if they equal those with which the model's process started."""
         return None if lora == tuple(scale for _, scale in self.settings.loras) else lora
 
     def _scope(self, owner: Hashable, salt: str, lora: Sequence[float]) -> str:
-        """Which other prompts a prompt may share pages with."""
-        if self.settings.isolate:  # with the choices of its request
+        """The name of the scope within which prompts may share pages."""
+        if self.settings.isolate:  # the scope is shared by the choices of one request only
             return f"request {next(self._requests)}"
         keys = self.settings.access.keys
-        # The key and not its number: files of the prompt cache outlive this server.
+        # The key and not its index: files of the prompt cache outlive this server.
         whose = SHARED
         if keys:
             assert isinstance(owner, int), "the guard lets nobody in without a key"
@@ -423,20 +430,20 @@ class Server:
         load: Callable[[bytes], Any] = json.loads,
         body: bytes | None = None,
     ) -> Any:
-        """What READERS[name] makes of a request that no grammar belongs to. Raises ApiError."""
+        """Have READERS[name] read a request that has no grammar. Raises ApiError."""
         found, masks = await self._prepared(request, name, load, body)
         if masks is not None:
             masks.close()
         return found
 
     def load_inputs(self, data: bytes) -> Inputs:
-        """Texts to embed as a helper's process has sent them."""
+        """The texts to embed that a helper's process has sent."""
         return tasks.inputs_from_json(data, self._model.loaded.n_vocab)
 
     async def _prepared(
         self, request: Request, name: str, load: Callable[[bytes], T], body: bytes | None
     ) -> tuple[T, Follower | None]:
-        """What a request asks for, read here where it is small, and the masks of its grammar."""
+        """The content of a request, read here if it is small, and the follower of its grammar."""
         body = await self.body(request) if body is None else body
         if len(body) <= SMALL and name not in APART:
             found = await self.aside(lambda: read(name, self.reader, body))
@@ -444,7 +451,7 @@ class Server:
                 return found, None
         preparing = self._helpers.prepare(name, body, request.scope["tamis.owner"])
         prepared = await unless_gone(request, preparing)
-        try:  # a long list of tokens takes its time
+        try:  # a long list of tokens takes time
             return await asyncio.to_thread(load, prepared.result), prepared.masks
         except (ValueError, TypeError, KeyError):
             prepared.masks.close()
@@ -453,7 +460,7 @@ class Server:
     async def _while_connected(
         self, request: Request, jobs: Sequence[Job], reply: Coroutine[Any, Any, T]
     ) -> T:
-        """The reply to jobs, which are submitted now and cancelled where the client goes."""
+        """The reply to jobs; they are submitted now, and cancelled if the client disconnects."""
         try:
             self.worker.submit(jobs)
             return await unless_gone(request, reply)
@@ -466,21 +473,21 @@ class Server:
         return await received(request, self.settings)
 
     async def fields(self, request: Request) -> Body:
-        """The fields of a request that has few. Raises ApiError."""
+        """The fields of a small request. Raises ApiError."""
         return small_fields(await self.body(request))
 
     async def written(self, make: Callable[[], Any], headers: dict[str, str] | None = None) -> Any:
-        """A reply in JSON of what `make` gives; both are of a thread, as they may be long."""
+        """A JSON reply of the result of `make`; both run in a thread, as they may take long."""
         data = await asyncio.to_thread(lambda: in_parts(make()))
         return JsonBytes(data, headers=headers)
 
     async def relayed(self, request: Request, name: str) -> Response:
-        """The reply that READERS[name] gives; what a helper wrote stays as it is."""
+        """The reply of READERS[name], as the helper wrote it."""
         data = await self.read(request, name, bytes)
         return JsonBytes(data) if isinstance(data, bytes) else await self.written(lambda: data)
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """The result of work, done beside the loop, one at a time."""
+        """The result of work, which runs in a thread beside the loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
 
@@ -488,13 +495,13 @@ Routes = Callable[[Server], list[Route]]  # of one API
 
 
 def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = None) -> list[Choice]:
-    """The jobs of a task; masks: who follows its grammar.
+    """The jobs of a task; masks: the follower of its grammar.
 
-    Raises ApiError for numbers that no sampler takes.
+    Raises ApiError for parameters that a sampler refuses.
     """
     try:
         sampler_of(task.sampling, task.seed, n_vocab)
-    except (ValueError, TypeError) as error:  # also SamplerError: a number
+    except (ValueError, TypeError) as error:  # or SamplerError: a parameter out of range
         raise invalid(str(error)) from None
     return [
         Choice(
@@ -513,7 +520,7 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
 
 
 async def received(request: Request, settings: Settings) -> bytes:
-    """The body of a request, within the limits of bytes and seconds. Raises ApiError."""
+    """The body of a request, within its limits of bytes and seconds. Raises ApiError."""
     data, seconds, most = bytearray(), settings.timeout_request, settings.max_body
     if request.url.path == EXTRACT:
         most = max(most, document.MOST_BYTES)
@@ -544,12 +551,12 @@ async def _one(events: Events, kind: type[E]) -> E:
 def _vector(found: np.ndarray, norm: int) -> list[Any]:
     """A vector or rows as a list, normalized as llama.cpp's embd_normalize says. Raises ApiError.
 
-    norm: -1 leaves them as they are; 0 makes the largest element 32760, the range of int16; 1 is
-    the sum of all, 2 Euclid's length, and p the p-norm, which becomes 1.
+    norm: -1 leaves them unscaled; 0 scales the largest absolute element to 32760, the range of
+    int16; p > 0 scales the p-norm to 1 (1: the sum of absolute elements, 2: Euclidean length).
     """
     if norm >= 0:
         most = float(np.abs(found).max(initial=0.0)) or 1.0
-        scaled = found.astype(np.float64) / most  # within [-1, 1]: no power of them overflows
+        scaled = found.astype(np.float64) / most  # within [-1, 1], so that no power overflows
         length = float((np.abs(scaled) ** norm).sum() ** (1 / norm)) if norm else 1 / 32760
         found = (scaled / (length or 1.0)).astype(np.float32)
     if not np.isfinite(found).all():
@@ -570,7 +577,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work, which is cancelled where the client goes."""
+    """The result of work, which is cancelled if the client disconnects."""
     working = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(request))
     try:
@@ -581,12 +588,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         working.cancel()
         left.cancel()
-        # Until it has ended a task owns its coroutine, which nobody else may close.
+        # Until it has ended, a task owns its coroutine, and nothing else may close that.
         await asyncio.gather(working, left, return_exceptions=True)
 
 
 class _EventStream(StreamingResponse):
-    """The events of a stream; `end` is called where nobody listens any more."""
+    """The events of a stream; `end` is called when the client has stopped listening."""
 
     def __init__(
         self, text: AsyncIterator[str], media: str, headers: dict[str, str], end: Callable[[], None]
@@ -602,7 +609,7 @@ class _EventStream(StreamingResponse):
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """The reply to a request that failed."""
+    """The reply to a request that failed with an error."""
     if isinstance(error, HTTPException):
         headers, status = dict(error.headers or {}), error.status_code
         error = ApiError(status, error.detail, code="not_found" if status == 404 else None)
@@ -613,7 +620,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def model_entry(name: str, created: float) -> dict[str, Any]:
-    """A model in lists: what OpenAI's clients read of it, and what Anthropic's do."""
+    """A model in lists, with the fields that OpenAI's and Anthropic's clients read."""
     at = datetime.fromtimestamp(created, UTC).isoformat(timespec="seconds")
     of_anthropic = {"type": "model", "display_name": name, "created_at": at}
     return {"id": name, "object": "model", "created": int(created), "owned_by": "tamis"} | (
@@ -622,20 +629,20 @@ def model_entry(name: str, created: float) -> dict[str, Any]:
 
 
 def listing(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A list of all models, for both as well: the first page is the last."""
+    """A list of all models for both; it has one page."""
     first, last = (entries[i]["id"] if entries else None for i in (0, -1))
     pages = {"has_more": False, "first_id": first, "last_id": last}
     return {"object": "list", "data": list(entries)} | pages
 
 
 def same_model(path: str, other: str) -> bool:
-    """Whether two files are one, or parts of one model; asks the disk."""
+    """Whether two paths are the same file, or parts of the same model; reads the file system."""
     path, other = os.path.realpath(path), os.path.realpath(other)
     return path == other or len(groups([path, other])) == 1
 
 
 def facts_of(path: Path) -> ModelFile:
-    """What lists say of a model's file. Raises OSError, GGUFError."""
+    """Facts of a model's file for lists. Raises OSError, GGUFError."""
     stat, file = path.stat(), GGUFFile(path)
     tensors = list(file.tensors.values())
     kinds = Counter(tensor.type.name for tensor in tensors if len(tensor.shape) > 1)
@@ -650,11 +657,11 @@ def facts_of(path: Path) -> ModelFile:
     )
 
 
-STARTED = int(time.time())  # when this process was
+STARTED = int(time.time())  # the time at which this process started
 
 
 def measured(settings: Settings, worker: Worker) -> Response:
-    """/metrics, in Prometheus' text format. Raises ApiError where they are not shown."""
+    """/metrics, in Prometheus' text format. Raises ApiError if metrics are switched off."""
     if not settings.metrics:
         why = "this server shows no metrics: start it with --metrics"
         raise ApiError(501, why, code="unsupported")
@@ -664,9 +671,9 @@ def measured(settings: Settings, worker: Worker) -> Response:
 
 
 def front(settings: Settings) -> Route:
-    """/: the built-in page, which may run its own script and ask this server, nothing else.
+    """/: the built-in page; it may run its own script and call this server, nothing else.
 
-    Without it a word for clients that ask whether there is a server.
+    If the page is switched off, a line of text for clients that check whether there is a server.
     """
     data, policy = _page()
     headers = {"content-security-policy": policy, "x-frame-options": "DENY"}
@@ -680,7 +687,7 @@ def front(settings: Settings) -> Route:
 
 
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy that lets it load nothing but its own script and style."""
+    """The page, and a content security policy that allows its own script and style only."""
     data = (files("tamis.bindings.serve.http") / "page.html").read_bytes()
 
     def hashed(tag: str) -> str:

@@ -7,5 +7,5 @@ from tamis.bindings.serve.models import Model
 
 
 def application(model: Model, settings: Settings, log: Log) -> Server:
-    """Return the server of a loaded model. log: called with a line for each request."""
+    """The server of a loaded model. log: called with a line for each request."""
     return Server(model, settings, log, (llamacpp_routes.routes, ollama_routes.routes))

@@ -1,4 +1,4 @@
-"""Requests to an application in this process: no socket, no port, all else as over HTTP."""
+"""Requests to an application in this process: no socket, otherwise the same as over HTTP."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message
 
 
 async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer to a POST of JSON."""
+    """The status and the body of the answer to a POST of JSON."""
     headers = {"host": "localhost", "content-type": "application/json"}
     headers["content-length"] = str(len(body))
     scope: dict[str, Any] = {
@@ -27,7 +27,7 @@ async def ask(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 
     async def receive() -> Message:
         nonlocal sent
-        if sent:  # the client stays; what waits for its end is cancelled
+        if sent:  # the client stays connected; a task that waits for its end is cancelled
             await asyncio.Event().wait()
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}

@@ -1,8 +1,8 @@
-"""The process in front: it takes connections, answers /health itself, and hands all others on.
+"""The front process: accepts connections, answers /health itself, and hands over all others.
 
-`python -m tamis.bindings.serve.http.front CONFIG` is started by `listen`. A thread of the server
-could not do so: while one call holds the interpreter's lock, no other thread runs. The server's
-signal handlers write to this process without that lock: it ends a server that does not end itself.
+`listen` starts `python -m tamis.bindings.serve.http.front CONFIG`. A thread of the server could not
+do this: while a call holds the interpreter's lock, no other thread runs. The server's signal
+handlers write to this process without that lock, and it ends a server that does not end itself.
 """
 
 import contextlib
@@ -17,15 +17,16 @@ from collections import deque
 from email.utils import formatdate
 from typing import Any, NamedTuple
 
-END_SECONDS = 1.8  # after a signal, for the server to end
-FIRST_SECONDS = 1.0  # for the first bytes of a request; then the server sees to the rest
-PAUSE = 0.02  # seconds between two looks at a head that has not come whole
-IDLE_SECONDS = 30  # that a connection is kept which has asked for /health only
+END_SECONDS = 1.8  # the time that the server has after a signal to end
+# the time for the first bytes of a request; then the connection is the server's
+FIRST_SECONDS = 1.0
+PAUSE = 0.02  # seconds between two looks at an incomplete request head
+IDLE_SECONDS = 30  # the time for which a connection is kept that has only asked for /health
 MOST_HEAD, MOST_KEPT, MOST_WAITING = 4096, 256, 512
 HEALTH = ("/health", "/v1/health")
-HANDED = b"c"  # goes with a connection
+HANDED = b"c"  # a byte sent with each connection
 _STARTS = tuple(f"{method} {path} ".encode() for method in ("GET", "HEAD") for path in HEALTH)
-# What the server itself is to answer: it knows pages, proxies, and bodies.
+# Requests that the server itself must answer: only it can judge their headers and bodies.
 _OTHERS = {b"origin", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
 _BODY = b'{"status":"ok"}'
 FULL = (
@@ -35,17 +36,17 @@ FULL = (
 
 
 class Config(NamedTuple):
-    """What the process is started with: descriptors, the server's process, its names."""
+    """The configuration of the process: descriptors, the server's process id, its host names."""
 
     listeners: list[int]
-    control: int  # a socket for connections
-    signals: int  # a socket that the server's signal handler writes to
+    control: int  # a socket over which connections are handed over
+    signals: int  # the socket that the server's signal handler writes to
     server: int
     hosts: list[str]
 
 
 class Asked(NamedTuple):
-    """A request for /health that has come whole."""
+    """A complete request for /health."""
 
     n_byte: int  # of its head
     has_body: bool  # the reply
@@ -53,7 +54,10 @@ class Asked(NamedTuple):
 
 
 def judge(data: bytes, hosts: frozenset[bytes]) -> Asked | bool:
-    """A plain request for /health; False for another one, True where more bytes may make it one."""
+    """Judge the first bytes of a connection: a plain request for /health, or something else.
+
+    Returns the request; False for any other; True if more bytes may make it one.
+    """
     if not data.startswith(_STARTS):
         return any(start.startswith(data) for start in _STARTS)
     end = data.find(b"\r\n\r\n")
@@ -81,7 +85,7 @@ def _host(head: dict[bytes, bytes]) -> bytes:
 
 
 def reply(asked: Asked) -> bytes:
-    """The bytes that a request for /health is answered with."""
+    """The bytes of the reply to a request for /health."""
     end = b"" if asked.keeps else b"connection: close\r\n"
     return (
         b"HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-length: %d\r\ncontent-type: application/json\r\n"
@@ -91,7 +95,7 @@ def reply(asked: Asked) -> bytes:
 
 
 class Front:
-    """The connections that have not been handed on."""
+    """The connections that have not been handed over."""
 
     def __init__(self, config: Config) -> None:
         self._server = config.server
@@ -100,16 +104,16 @@ class Front:
         self._control = socket.socket(fileno=config.control)
         self._signals = socket.socket(fileno=config.signals)
         self._select = selectors.DefaultSelector()
-        # Each connection's end: when it is handed on or, where it has been answered, closed.
+        # When each connection's time ends: it is handed over, or closed if it has been answered.
         self._ends: dict[socket.socket, float] = {}
         self._answered: set[socket.socket] = set()
-        self._half: deque[socket.socket] = deque()  # whose heads have not come whole
-        self._handed: deque[socket.socket] = deque()  # for which the server has had no room
+        self._half: deque[socket.socket] = deque()  # connections with an incomplete request head
+        self._handed: deque[socket.socket] = deque()  # connections for which the server had no room
         self._end: float | None = None  # of the server
-        self._paused = 0.0  # until then no descriptors are asked for
+        self._paused = 0.0  # until then the process does not look for free descriptors
 
     def run(self) -> None:
-        """Until the server goes."""
+        """Serve until the server closes its socket."""
         for each in (*self._listeners, self._control, self._signals):
             each.setblocking(False)
             self._select.register(each, selectors.EVENT_READ)
@@ -141,7 +145,7 @@ class Front:
         return True
 
     def _signalled(self) -> None:
-        """The server has been told to end: no connection is taken any more."""
+        """Stop accepting: the server has received a signal to end."""
         data = b""
         with contextlib.suppress(OSError):
             data = self._signals.recv(64)
@@ -162,7 +166,7 @@ class Front:
             connection, _ = listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptors, or a client that has gone already
+        except OSError:  # no descriptors, or the client has disconnected
             self._paused = time.monotonic() + PAUSE
             self._give_way()
             return
@@ -174,7 +178,7 @@ class Front:
             self._give_way()
 
     def _give_way(self) -> None:
-        """Be rid of the oldest connection."""
+        """Close the oldest connection."""
         for connection in self._ends:
             if connection in self._answered:
                 self._close(connection)
@@ -183,7 +187,7 @@ class Front:
             return
 
     def _look(self, connection: socket.socket) -> None:
-        """Answer, hand on, or wait for more."""
+        """Read a connection's first bytes, then answer, hand it over, or wait for more."""
         try:
             data = connection.recv(MOST_HEAD, socket.MSG_PEEK)
         except BlockingIOError:
@@ -198,7 +202,7 @@ class Front:
             self._answer(connection, found)
         elif not found:
             self._hand(connection)
-        elif connection not in self._half:  # what has come would wake this process at once again
+        elif connection not in self._half:  # its unread bytes would wake this process again at once
             if connection in self._answered:
                 self._answered.discard(connection)
                 self._ends[connection] = time.monotonic() + FIRST_SECONDS
@@ -215,7 +219,7 @@ class Front:
         if not asked.keeps or sent < len(data):
             self._close(connection)
             return
-        self._ends.pop(connection)  # the oldest comes first
+        self._ends.pop(connection)  # the oldest is handed over first
         self._ends[connection] = time.monotonic() + IDLE_SECONDS
         self._answered.add(connection)
         if connection in self._half:
@@ -223,7 +227,7 @@ class Front:
             self._select.register(connection, selectors.EVENT_READ)
 
     def _tick(self) -> None:
-        """What is due by the clock."""
+        """Do what is due by the clock."""
         now = time.monotonic()
         if self._end is not None and now > self._end and os.getppid() == self._server:
             os.kill(self._server, signal.SIGKILL)
@@ -238,7 +242,7 @@ class Front:
             self._handed.popleft()
 
     def _hand(self, connection: socket.socket) -> None:
-        """Hand a connection on, now or where the server has room; too many are refused."""
+        """Hand a connection over, now or when the server has room; too many are refused."""
         self._remove(connection)
         if len(self._handed) >= MOST_WAITING:
             with contextlib.suppress(OSError):
@@ -251,8 +255,8 @@ class Front:
         try:
             socket.send_fds(self._control, [HANDED], [connection.fileno()])
         except ConnectionError:
-            pass  # the server has gone
-        except OSError:  # no room, or too many descriptors are under way
+            pass  # the server has ended
+        except OSError:  # no room, or too many descriptors in flight
             return False
         connection.close()
         return True
@@ -274,7 +278,7 @@ class Front:
 
 
 def main() -> int:
-    """Run until the server goes."""
+    """Run until the server closes its socket."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
         signal.signal(number, signal.SIG_IGN)
     Front(Config(**json.loads(sys.argv[1]))).run()

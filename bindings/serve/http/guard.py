@@ -1,4 +1,4 @@
-"""What stands before every request: Host, Origin, type, API key; and the log's line after it."""
+"""Checks before every request (Host, Origin, type, API key), and the log's line after it."""
 
 import hmac
 import ipaddress
@@ -18,20 +18,20 @@ OPEN = {
     "/health",
     "/v1/health",
     "/ready",
-}  # that need no key: a page and states without data of anyone
+}  # paths that need no key: the page, and states without anyone's data
 LOCAL = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
 _SPACE = " \t\r"
-READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing, where a path starts nothing
+READS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing, on paths that start nothing
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: the names this server is called by, and the keys, a line each, "" for none.
+    """Access rules: the server's host names, and the API keys, one per line ("" for none).
 
     origins: of pages of other sites that may read replies (CORS); "localhost": all pages of this
-    machine, "*": all there are.
+    machine, "*": all pages.
     """
 
     hosts: tuple[str, ...] = LOCAL
@@ -44,7 +44,7 @@ class Access:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys, each of a client of its own."""
+        """The keys, one per client."""
         return keys_of(self.key)
 
     def grants(self, origin: str) -> bool:
@@ -55,7 +55,7 @@ class Access:
 
 
 def keys_of(text: str) -> tuple[str, ...]:
-    """The keys of a text, a line each, without the spaces around them, which no header has."""
+    """The keys of a text, one per line, stripped of spaces, which no header can contain."""
     return tuple(line.strip(_SPACE) for line in text.split("\n") if line.strip())
 
 
@@ -69,9 +69,9 @@ class Guard:
         log: Log,
         starts: Callable[[Scope], bool] = lambda scope: False,
     ) -> None:
-        """starts: whether a request starts or changes something though its method is for reading.
+        """Make the guard; starts(scope): whether a request with a reading method has an effect.
 
-        A page of another site can make a browser send it, as an image for instance.
+        A page of another site can make a browser send such a request, as an image for instance.
         """
         self._app, self._access, self._log, self._starts = app, access, log, starts
         self._keys = [key.encode() for key in access.keys]
@@ -88,7 +88,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name for name, _ in message["headers"]}  # a model's own guard's
+                # headers that the guard of a model's application has set
+                given = {name for name, _ in message["headers"]}
                 new = [header for header in added if header[0] not in given]
                 message["headers"] = [*message["headers"], *new]
             await send(message)
@@ -110,7 +111,7 @@ class Guard:
             self._log(f"{scope['method'][:20]} {path!r} {status or 'cut off'} {seconds:.2f} s")
 
     def _granted(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """What a browser wants to hear before it lets a page read the reply."""
+        """The headers that allow a page to read the reply."""
         origin = headers.get("origin", "")
         if not self._access.grants(origin):
             return []
@@ -125,12 +126,12 @@ class Guard:
         ]
 
     def _owner(self, headers: Headers) -> int | None:
-        """The number of the key that a request has; None where it has none of them."""
+        """The index of the request's key; None if it has no valid one."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if not scheme and "x-api-key" in headers:  # as Anthropic's clients send it
             scheme, given = "bearer", headers["x-api-key"]
-        # Headers are read as Latin-1, in which more bytes look like spaces than HTTP has: a key in
-        # UTF-8 may end with one. Compared in the same time whatever is given.
+        # Headers are decoded as Latin-1, in which more bytes count as spaces than in HTTP, and a
+        # key in UTF-8 may end with one. The comparison takes the same time for any value.
         data, found = given.strip(_SPACE).encode("latin-1"), None
         for i, key in enumerate(self._keys):
             if hmac.compare_digest(data, key):
@@ -142,13 +143,15 @@ class Guard:
             return ApiError(
                 403, "this server does not answer to that Host: see --allow-host", code="host"
             )
-        is_open = scope["path"] in OPEN or _is_preflight(scope, headers)  # browsers send no key
+        # browsers send no key for pages
+        is_open = scope["path"] in OPEN or _is_preflight(scope, headers)
         if self._keys and not known and not is_open:
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
             return error
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that goes by the other one takes what follows for a request of its own.
+            # A proxy that believes the other header would take the following bytes for a new
+            # request.
             error = ApiError(400, "the body has two lengths: Content-Length and Transfer-Encoding")
             error.headers["Connection"] = "close"
             return error
@@ -160,11 +163,11 @@ class Guard:
         return None if reads else self._of_a_page(scope["path"], headers)
 
     def _of_a_page(self, path: str, headers: Headers) -> ApiError | None:
-        """Why a request may be one that a page of another site makes a browser send.
+        """The error for a request that another site's page may have caused, or None.
 
-        Such a page can send some types without asking this server first, but not without an Origin
-        or Sec-Fetch-Site; application/json is not among them, and a preflight is granted to no
-        others than --cors-origins names.
+        Such a page can make a browser send some content types without a preflight, but not without
+        an Origin or Sec-Fetch-Site; application/json needs a preflight, which only origins of
+        --cors-origins pass.
         """
         if not self._may_ask(headers.get("origin", "")):
             message = "this server does not answer to pages of that Origin"
@@ -172,14 +175,14 @@ class Guard:
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        # Clients of ollama name any type, or none.
+        # Clients of ollama send any content type, or none.
         named = from_page or (has_body and not path.startswith("/api/"))
         if named and kind != "application/json":
             return ApiError(415, "the body must be application/json", code="content_type")
         return None
 
     def _may_ask(self, origin: str) -> bool:
-        """Whether an Origin is none of a site, or one of a host that this server is called by."""
+        """Whether an Origin is not a web site's, or belongs to a host name of this server."""
         if self._access.grants(origin):
             return True
         try:
@@ -190,12 +193,12 @@ class Guard:
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser asks what a page may send, before it does."""
+    """Whether a request is a browser's preflight."""
     return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
 
 
 def _host_of(origin: str) -> str | None:
-    """The host of an Origin; None where it is none of a site."""
+    """The host of an Origin; None if it is not that of a web site."""
     try:
         url = urlsplit(origin)
         return url.hostname if url.scheme in ("http", "https") else None

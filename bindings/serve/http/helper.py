@@ -1,9 +1,9 @@
-"""The process that prepares strangers' requests: one fork for each, under limits of its own.
+"""The process that prepares strangers' requests: one fork each, under limits of its own.
 
-python -m tamis.bindings.serve.http.helper SOCKET CONFIG is started by `helpers`. It has the model's
-vocabulary and template, and for each socket that it is sent it forks. The fork parses the body,
-renders, tokenizes and compiles grammars, and stays as long as its answer needs masks. It is killed
-where the server closes its socket; what ended it is the last frame there.
+`helpers` starts python -m tamis.bindings.serve.http.helper SOCKET CONFIG. The process holds the
+model's vocabulary and template, and forks for each socket that it receives. The fork parses the
+body, renders, tokenizes and compiles grammars, and lives as long as its answer needs masks. It is
+killed when the server closes its socket; its last frame there says how it ended.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ from tamis.sampling.grammar import Grammar
 from tamis.sampling.vocabulary import GrammarTokenizer
 
 STACK = 4 << 20
-KEPT_BYTES = 256 << 20  # of its own that a process may hold while its answer is generated
+KEPT_BYTES = 256 << 20  # of its own memory that a process may hold while its answer is generated
 STEP_SECONDS = 5  # of processor time for the mask of one token
 MOST_SECONDS = 3600
 
 
 def main() -> int:
-    """Fork for each socket that comes, until the server goes."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal: the server ends this process
+    """Fork for each socket received, until the server closes its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # from a terminal: the server ends this process
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     config = Config(**json.loads(sys.argv[2]))
@@ -58,13 +58,13 @@ def main() -> int:
     reader = Reader(text, config.model, Limits(config.n_ctx, config.n_choices), config.usual)
     _quiet()
     gc.collect()
-    gc.freeze()  # forks share what none of them collects
+    gc.freeze()  # forks share objects that the collector never touches
     _Nursery(control, config, text, reader).run()
     return 0
 
 
 def _quiet() -> None:
-    """No output from here on: a crash would write of what it was given."""
+    """Discard output from here on: a crash could print parts of a request."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -72,7 +72,7 @@ def _quiet() -> None:
 
 
 class _Nursery:
-    """The processes that there are: started, killed where nobody waits, and their ends told."""
+    """The child processes: starts them, kills those nobody waits for, and reports their ends."""
 
     def __init__(
         self, control: socket.socket, config: Config, text: TextModel, reader: Reader
@@ -89,7 +89,7 @@ class _Nursery:
         self._poll.register(self._ended, select.POLLIN)
 
     def run(self) -> None:
-        """Until the server closes the socket of control."""
+        """Serve until the server closes the control socket."""
         while True:
             for number, _ in self._poll.poll():
                 if number == self._control.fileno():
@@ -115,11 +115,11 @@ class _Nursery:
             gc.freeze()
         pid = start_fork(lambda: self._become(channel))
         self._children[channel.fileno()] = pid, channel
-        self._poll.register(channel, 0)  # POLLHUP comes without being asked for
+        self._poll.register(channel, 0)  # poll reports POLLHUP without being asked for it
         return True
 
     def _become(self, channel: socket.socket) -> None:
-        """In the fork: leave all that is others', take limits, and answer."""
+        """Become the fork's process: close what it does not own, set limits, and answer."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         drop_privileges()
@@ -150,7 +150,7 @@ class _Nursery:
 
 
 def _limit(config: Config) -> None:
-    """Of this process: time, memory, half a stack; no files, processes, core dumps."""
+    """Set limits of this process: time, memory, half a stack; no files, processes, core dumps."""
     held, _ = held_bytes()
     limit("core", 0)
     limit("file", 0)
@@ -162,7 +162,7 @@ def _limit(config: Config) -> None:
 
 
 class _Child:
-    """One request: read, prepared, and its masks as long as they are asked for."""
+    """One request: it is read and prepared, then its masks are computed on demand."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Child:
             data, numbers, _, _ = socket.recv_fds(self._channel, 1, 1)
             if not data:
                 return
-            # A process of the model that takes another's place begins with the first masks.
+            # If the model's process is replaced, the new one begins with the first masks.
             with socket.socket(fileno=numbers[0]) as reader, contextlib.suppress(OSError):
                 _follow(reader, self._copies(self._grammar))
 
@@ -205,7 +205,7 @@ class _Child:
         return to_json(found)
 
     def _compile(self, grammar: LlamaGrammar, n_choice: int) -> tuple[str, ...]:
-        """Begin to follow a grammar; the parts of a schema that it does not enforce."""
+        """Begin to follow a grammar; returns the parts of a schema that it does not enforce."""
         if self._grammars is None:
             self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
         lower_cpu(GRAMMAR_SECONDS)
@@ -225,7 +225,7 @@ class _Child:
 
 
 def _follow(reader: socket.socket, steps: list[Grammar]) -> None:
-    """Send the masks of all choices, and the next one for each token, until the reader goes."""
+    """Send the masks of all choices, and one more after each token, until the reader closes."""
     frames = Frames()
     for i, step in enumerate(steps):
         allow_cpu(STEP_SECONDS)
@@ -255,7 +255,7 @@ def _refused(i: int, error: SamplerError) -> bytes:
 
 
 def _receive(channel: socket.socket, frames: Frames) -> tuple[Kind, bytes]:
-    """The next frame. Raises ConnectionError at the end."""
+    """The next frame. Raises ConnectionError at the end of the stream."""
     while (found := frames.next()) is None:
         data = channel.recv(1 << 20)
         if not data:

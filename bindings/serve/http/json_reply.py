@@ -1,4 +1,4 @@
-"""JSON of whatever a model's file has: texts that are no UTF-8, numbers that are none."""
+"""JSON of values from a model's file, which may have invalid UTF-8, NaN and infinities."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ MOST_NAMES = 32
 
 
 class JsonBytes(Response):
-    """A reply in JSON that is written already."""
+    """A reply of JSON that is already encoded."""
 
     media_type = "application/json"
 
 
 class JsonReply(JSONResponse):
-    """A reply in JSON: what UTF-8 has not is U+FFFD, and what JSON has not of numbers null."""
+    """A JSON reply; what UTF-8 cannot encode becomes U+FFFD, and NaN and infinities become null."""
 
     def render(self, content: Any) -> bytes:
-        """Its bytes."""
+        """The content as bytes."""
         try:
             return super().render(content)
         except ValueError:
@@ -30,9 +30,9 @@ class JsonReply(JSONResponse):
 
 
 def told(ignored: Sequence[str]) -> dict[str, str]:
-    """The header that names fields which were not heeded; none where there are none.
+    """The header that names fields without effect; empty if there are none.
 
-    Of more than MOST_NAMES the others are counted.
+    Beyond MOST_NAMES the others are only counted.
     """
     if len(ignored) > MOST_NAMES:
         named = ignored[: MOST_NAMES - 1]
@@ -41,7 +41,7 @@ def told(ignored: Sequence[str]) -> dict[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names of a client's as the value of a header: some of them, of printable ASCII."""
+    """Names from a client as the value of a header: some of them, in printable ASCII."""
     cut = (
         name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..." for name in names
     )

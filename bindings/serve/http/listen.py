@@ -1,4 +1,4 @@
-"""The sockets and the signals around an application: uvicorn's HTTP, with limits to connections."""
+"""The sockets and signals of an application: uvicorn's HTTP, with limits on connections."""
 
 import asyncio
 import contextlib
@@ -26,24 +26,27 @@ from tamis.bindings.serve.models import Served
 from tamis.platform.limits import most_open_files
 from tamis.platform.processes import child_environment
 
-IDLE_SECONDS = 30  # that a connection without a request is kept
-GRACE = 1  # seconds after a signal for connections to end
+IDLE_SECONDS = 30  # the time for which a connection without a request is kept
+GRACE = 1  # seconds after a signal within which connections must end
 BACKLOG = 512
-RESERVED = 128  # descriptors for everything but connections; one of these may need two
+RESERVED = 128  # descriptors reserved for everything but connections; a connection may need two
 MOST_HEAD = 64 << 10  # bytes of a request's head
-FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # of a body: so many, and one for each so many bytes
-RETRY_SECONDS, LOG_SECONDS = 0.25, 60  # without descriptors: between attempts, between log lines
+# the chunks that a body may have: so many, and one more for each so many bytes
+FREE_CHUNKS, CHUNK_BYTES = 1000, 256
+# without descriptors: seconds between attempts, and between log lines
+RETRY_SECONDS, LOG_SECONDS = 0.25, 60
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @dataclass(frozen=True)
 class Connections:
-    """How many there may be, and how long each may take."""
+    """Limits on connections: their number, and the time that each may take."""
 
     total: int = 512
     per_address: int = 256
-    header_seconds: float = 10  # for the head of a request, from its first byte or the connection
-    stall_seconds: float = 60  # that a client may leave what was sent to it unread
+    # for the head of a request, from its first byte or the start of the connection
+    header_seconds: float = 10
+    stall_seconds: float = 60  # the time for which a client may leave sent bytes unread
 
 
 def serve(
@@ -56,12 +59,12 @@ def serve(
     log: Log,
     names: Sequence[str] = LOCAL,
 ) -> None:
-    """Serve until a signal comes; replies under way then end with an error within 2 seconds.
+    """Serve until a signal arrives; replies in progress then end with an error within 2 seconds.
 
-    host: one, or several with commas between, which have the same port. ready(url) is called when
-    connections are taken; the url is that of the first. names: that the server answers to. To be
-    called in the main thread; whatever the loop does then, the process ends within 2 seconds of a
-    signal. Raises OSError where an address is taken.
+    host: one address, or several with commas between, which share the port. ready(url) is called
+    once connections are accepted; url is that of the first address. names: host names of the
+    server. To be called in the main thread; even if the loop is blocked, the process ends within 2
+    seconds of a signal. Raises OSError if an address is in use.
     """
     with contextlib.ExitStack() as open_ones:
         listeners: list[socket.socket] = []
@@ -78,7 +81,8 @@ def serve(
             access_log=False,
             lifespan="off",
             server_header=False,
-            proxy_headers=False,  # anyone could write them: addresses are those of connections
+            # anyone could forge these headers: addresses are those of connections
+            proxy_headers=False,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE,
         )
@@ -91,7 +95,7 @@ def serve(
                     server.stop()
                     server.close()
         finally:
-            inner.front.close()  # last: until then it ends what does not end by itself
+            inner.front.close()  # last: until then it ends a server that does not end by itself
 
 
 def hosts_of(text: str) -> list[str]:
@@ -113,7 +117,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 class _Gate:
-    """The connections there are. A full house loses those that wait for nothing, oldest first."""
+    """The open connections. At the limit, idle ones are closed, oldest first."""
 
     def __init__(self, limits: Connections, log: Log) -> None:
         self.limits, self._log = limits, log
@@ -126,7 +130,7 @@ class _Gate:
         self._logged = -float(LOG_SECONDS)
 
     def admits(self, address: str) -> bool:
-        """Whether one more connection may be taken; idle ones are closed for it."""
+        """Whether one more connection may be accepted; closes idle ones for it."""
         if self._by_address[address] >= self.limits.per_address and not self._evict(address):
             return False
         if len(self._open) < self._total:
@@ -134,7 +138,7 @@ class _Gate:
         return self._evict(self._by_address.most_common(1)[0][0]) or self.evict()
 
     def evict(self) -> bool:
-        """Close the oldest idle connection; whether there was one."""
+        """Close the oldest idle connection; returns whether there was one."""
         return self._evict(None)
 
     def _evict(self, address: str | None) -> bool:
@@ -158,11 +162,11 @@ class _Gate:
                 del self._by_address[address]
 
     def say(self, line: str) -> None:
-        """A line of the log."""
+        """Write a line to the log."""
         self._log(line)
 
     def exhausted(self, error: OSError) -> None:
-        """The system has no descriptor or memory for a connection."""
+        """Note that the system has no descriptor or memory for a connection."""
         if time.monotonic() - self._logged >= LOG_SECONDS:
             self._logged = time.monotonic()
             self._log(f"no connection can be taken: {error.strerror}; trying again")
@@ -170,18 +174,20 @@ class _Gate:
 
 
 class FrontProcess:
-    """The server's side of `front`: one process at a time, started again where it ends."""
+    """The server's side of `front`: one process at a time, restarted if it ends."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [name.lower() for name in names]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        # What a signal handler writes is the same socket's, whatever process reads it.
+        # Signal handlers write to the same socket, whichever process reads it.
         self.signals, self._told = socket.socketpair()
         self.signals.setblocking(False)
 
     def start(self, listeners: Sequence[socket.socket]) -> socket.socket:
-        """Start the process that accepts from these; connections come by what is returned.
+        """Start the process that accepts on these listeners.
+
+        Returns the socket that connections come over.
 
         Raises OSError.
         """
@@ -202,7 +208,7 @@ class FrontProcess:
                     cwd="/",
                     env=child_environment({}),
                     pass_fds=[*numbers, theirs.fileno(), self._told.fileno()],
-                    start_new_session=True,  # Ctrl-C in the terminal is for the server
+                    start_new_session=True,  # a terminal's Ctrl-C must reach the server only
                 )
             except OSError:
                 ours.close()
@@ -211,10 +217,10 @@ class FrontProcess:
         return ours
 
     async def next(self) -> tuple[socket.socket, str]:
-        """The next connection that is handed on, and its address.
+        """The next connection that is handed over, and its address.
 
-        Raises EOFError where the process has ended; OSError where a connection was lost for want
-        of descriptors.
+        Raises EOFError if the process has ended, OSError if a connection was lost for lack of
+        descriptors.
         """
         assert self._control is not None
         loop, control = asyncio.get_running_loop(), self._control
@@ -234,7 +240,7 @@ class FrontProcess:
             connection.setblocking(False)
             try:
                 return connection, connection.getpeername()[0]
-            except OSError:  # its client has gone already
+            except OSError:  # its client has disconnected already
                 connection.close()
 
     def close(self) -> None:
@@ -248,14 +254,14 @@ class FrontProcess:
             self._control.close()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)  # without the socket it ends by itself
+                self._process.wait(0.1)  # it ends by itself when its socket is closed
             self._process.kill()
             self._process.wait()
         self._process = self._control = None
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
-    """Wait until a socket has something, or its end."""
+    """Wait until a socket is readable, or closed."""
     there = asyncio.Event()
     loop.add_reader(channel, there.set)
     try:
@@ -265,12 +271,12 @@ async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> 
 
 
 class _Parser(h11.Connection):
-    """h11's, which refuses a body in a great many small chunks: each costs time of its own."""
+    """h11's connection, which also refuses a body in too many small chunks: each one costs time."""
 
     _n_chunk = _n_byte = 0
 
     def next_event(self) -> Any:
-        """Raise RemoteProtocolError also for such a body."""
+        """The next event. Raises RemoteProtocolError for such a body, too."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._n_chunk = self._n_byte = 0
@@ -283,7 +289,7 @@ class _Parser(h11.Connection):
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, ended where a request's head or a reply's reader takes too long."""
+    """uvicorn's connection, closed if a request's head or a reply's reader takes too long."""
 
     def __init__(self, gate: _Gate, address: str, **given: Any) -> None:
         super().__init__(**given)
@@ -295,7 +301,7 @@ class _Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
@@ -318,7 +324,7 @@ class _Connection(H11Protocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; where a reply has begun, the connection ends without a word."""
+        """Refuse bytes that are not HTTP; if a reply has begun, only close the connection."""
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:
@@ -352,7 +358,10 @@ class _Connection(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn with an accept loop of its own, which would raise signals once more at its end."""
+    """uvicorn's server with an accept loop of its own.
+
+    Uvicorn's would raise signals again at its end.
+    """
 
     def __init__(self, config: uvicorn.Config, gate: _Gate, names: Sequence[str] = LOCAL) -> None:
         super().__init__(config)
@@ -378,7 +387,7 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept_by_front(self, listeners: list[socket.socket]) -> None:
-        """Take what the process in front hands on; without one, connections themselves."""
+        """Take connections that the front process hands over; without one, accept them here."""
         while True:
             try:
                 control = await asyncio.to_thread(self.front.start, listeners)
@@ -400,7 +409,7 @@ class _Uvicorn(uvicorn.Server):
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _take(self, connection: socket.socket, address: str) -> None:
-        """A connection of its own, or a word that there are too many."""
+        """Serve a connection, or refuse it if there are too many."""
         if not self._gate.admits(address):
             with contextlib.suppress(OSError):
                 connection.send(front.FULL)
@@ -421,7 +430,7 @@ class _Uvicorn(uvicorn.Server):
                 if error.errno in _EXHAUSTED:
                     self._gate.exhausted(error)
                     await asyncio.sleep(RETRY_SECONDS)
-                continue  # others are of a client that has gone already
+                continue  # other errors are of a client that has disconnected
             await self._take(connection, address)
 
     def _protocol(self, address: str) -> _Connection:
@@ -437,13 +446,13 @@ class _Uvicorn(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signalled(inner: _Uvicorn, server: Served) -> Iterator[Callable[[], None]]:
-    """Stop the server where a signal comes; what this yields is called once there is a loop.
+    """Stop the server on a signal; yields a function to call once there is an event loop.
 
-    Handlers write to the process in front before any Python runs: it hears of a signal also where
-    one call holds the interpreter's lock.
+    Handlers write to the front process before any Python code runs: it learns of a signal even
+    while a call holds the interpreter's lock.
     """
     loops: list[asyncio.AbstractEventLoop] = []
-    early: list[int] = []  # signals before there was a loop
+    early: list[int] = []  # signals that came before there was a loop
 
     def end() -> None:
         inner.force_exit = inner.should_exit  # the second time

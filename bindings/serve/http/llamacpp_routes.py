@@ -1,4 +1,4 @@
-"""llama.cpp's paths but for completions: tokens, templates, slots, properties, embeddings."""
+"""llama.cpp's paths except completions: tokens, templates, slots, properties, embeddings."""
 
 import asyncio
 import math
@@ -19,12 +19,12 @@ from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.jobs import Keeping, SlotState
 from tamis.bindings.serve.requests import MAX_ADAPTERS
 
-_FILE = re.compile(r"[\w][\w.\-]*")  # no folder, and nothing hidden
-LONGEST_FILE = 200  # bytes of its name
+_FILE = re.compile(r"[\w][\w.\-]*")  # neither a folder nor a hidden file
+LONGEST_FILE = 200  # bytes of a file's name
 
 
 def routes(server: Server) -> list[Route]:
-    """All of them."""
+    """All of these routes."""
 
     def post(path: str, handler: Any) -> Route:
         return Route(path, partial(handler, server), methods=["POST"])
@@ -51,9 +51,10 @@ def routes(server: Server) -> list[Route]:
 
 
 async def _tokenize(server: Server, request: Request) -> Response:
-    """{"content": text} to {"tokens": ids}; add_special, parse_special, with_pieces: flags.
+    """/tokenize: {"content": text} becomes {"tokens": ids}.
 
-    Or a prompt or messages, as vLLM has it.
+    The flags are add_special, parse_special and with_pieces. A request with a prompt or messages
+    has vLLM's form.
     """
     return await server.relayed(request, "tokenize")
 
@@ -73,7 +74,7 @@ async def _count(server: Server, request: Request) -> Response:
 
 
 async def _embedding(server: Server, request: Request) -> Response:
-    """A list of rows for each text: one with pooling, else one a token."""
+    """A list of rows for each text: one row with pooling, else one per token."""
     pooled = server.pooling != "none"
     inputs, rows = await server.embedded(request, "embeddings", pooled=pooled)
     return await server.written(
@@ -83,7 +84,10 @@ async def _embedding(server: Server, request: Request) -> Response:
 
 
 async def _rerank(server: Server, request: Request) -> Response:
-    """Documents by how well they answer a query: in Jina's form, or where texts are given TEI's."""
+    """Documents ranked by how well they answer a query, in Jina's form.
+
+    With texts, in TEI's form.
+    """
     if not server.ranks:
         raise ApiError(
             501,
@@ -140,7 +144,7 @@ async def _props(server: Server, request: Request) -> Response:
 
 
 async def _tokenizer_info(server: Server, request: Request) -> Response:
-    """The tokenizer in the words of its HF configuration, as vLLM has it."""
+    """The tokenizer in terms of its HF configuration, as in vLLM."""
     vocab, tokenizer = server.text.vocab, server.text.unbounded
     names = {"bos": vocab.bos, "eos": vocab.eos, "unk": vocab.unk, "pad": vocab.pad}
     found = {f"{k}_token": None if i is None else vocab.tokens[i] for k, i in names.items()}
@@ -183,7 +187,7 @@ async def _slots(server: Server, request: Request) -> Response:
 
 
 async def _slot(server: Server, request: Request) -> Response:
-    """Save a slot's sequence to a file of the server's folder, restore or erase it."""
+    """Save a slot's sequence to a file of the server's folder, or restore or erase it."""
     slot, action = _number(request.path_params["slot"]), request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise invalid(f"action is {action!r}, expected save, restore or erase"[:200], "action")
@@ -223,12 +227,12 @@ async def _slot(server: Server, request: Request) -> Response:
 
 
 def _number(text: str) -> int:
-    """The number of a slot; -1 for what is none."""
+    """The number of a slot; -1 for a text that is not one."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
 
 async def _adapters(server: Server, request: Request) -> Response:
-    """The LoRA adapters, and the scales that requests have which name none."""
+    """The LoRA adapters, and the scales of requests that name none."""
     found = [
         {"id": i, "path": path, "scale": scale, "task_name": "", "prompt_prefix": ""}
         for i, ((path, _), scale) in enumerate(
@@ -239,7 +243,7 @@ async def _adapters(server: Server, request: Request) -> Response:
 
 
 async def _set_adapters(server: Server, request: Request) -> Response:
-    """Set those scales by a list of {id, scale}; adapters that it has not are switched off."""
+    """Set those scales by a list of {id, scale}; adapters that are not in it are switched off."""
     data = await server.body(request)
     body = small_fields(b'{"lora":' + data + b"}")
     server.lora_scales = server.scales_of(body.records("lora", MAX_ADAPTERS))

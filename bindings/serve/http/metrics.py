@@ -6,23 +6,23 @@ from tamis.bindings.serve.jobs import Counts
 
 
 class Worker(Protocol):
-    """What has run, runs and waits."""
+    """The worker's counters: finished, running and waiting jobs."""
 
     @property
     def counts(self) -> Counts:
-        """Since the start."""
+        """What was done since the start."""
 
     @property
     def n_running(self) -> int:
-        """Jobs that have a slot."""
+        """The number of jobs that have a slot."""
 
     @property
     def n_waiting(self) -> int:
-        """Jobs that have none."""
+        """The number of jobs that wait for a slot."""
 
 
 def exposition(worker: Worker) -> str:
-    """All metrics, with a line of help each: tamis' own names, then llama.cpp's for its boards."""
+    """All metrics with help lines: tamis's own, then llama.cpp's names for its dashboards."""
     c = worker.counts
     found = [
         ("jobs_total", "counter", "choices and texts asked for", c.jobs),
@@ -61,7 +61,7 @@ def _cache(c: Counts) -> list[tuple[str, str, str, float]]:
 
 
 def _llamacpp(worker: Worker) -> list[tuple[str, str, str, float]]:
-    """The metrics of llama.cpp's server, by its names and kinds."""
+    """The metrics of llama.cpp's server, under its names and with its kinds."""
     c = worker.counts
     rates = (c.prompt_tokens, c.prompt_seconds), (c.answer_steps, c.answer_seconds)
     read, predicted = (n / seconds if seconds else 0.0 for n, seconds in rates)

@@ -1,4 +1,4 @@
-"""Ollama's paths but for chats and completions: models, what they are, embeddings."""
+"""Ollama's paths except chats and completions: models, their facts, embeddings."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tamis.bindings.serve.text import TextModel
 from tamis.fetch import registry
 from tamis.fetch.hub import HubSpec
 
-API_VERSION = "0.13.0"  # of ollama, whose API this is: clients ask for a least one
+API_VERSION = "0.13.0"  # of ollama, whose API this is: clients require a minimum
 NDJSON = "application/x-ndjson"
 MOST_PULLS = 4  # at once
 LONGEST_NAME = 512  # characters of a model's name
@@ -33,7 +33,7 @@ _pulls = threading.BoundedSemaphore(MOST_PULLS)
 
 
 def routes(server: Server) -> list[Route]:
-    """All of them."""
+    """All of these routes."""
 
     def post(path: str, handler: Any, method: str = "POST") -> Route:
         return Route(path, partial(handler, server), methods=[method])
@@ -71,12 +71,15 @@ async def _generate(server: Server, request: Request) -> Response:
 
 
 def _small(data: bytes) -> Body | None:
-    """The body of a request that may be there to load a model; others are read elsewhere."""
+    """The body of a request that may only load a model.
+
+    None for others, which are read elsewhere.
+    """
     return parse(data) if len(data) <= 1024 else None
 
 
 def _loaded(server: Server, body: Body, empty: dict[str, Any]) -> Response:
-    """A request without a prompt loads the model, or with keep_alive 0 would unload it."""
+    """Handle a request without a prompt: it loads the model, or unloads it with keep_alive 0."""
     keep = body.get("keep_alive")
     try:
         reason = "unload" if keep is not None and seconds_of(keep) == 0 else "load"
@@ -107,17 +110,17 @@ async def _embeddings(server: Server, request: Request) -> Response:
 
 
 class Bodies(Protocol):
-    """A server, as far as it is not of one model."""
+    """What these routes need of any server, of one model or of several."""
 
     async def fields(self, request: Request) -> Body:
-        """The fields of a request that has few. Raises ApiError."""
+        """The fields of a small request. Raises ApiError."""
 
     def serves(self, path: str) -> bool:
         """Whether a model's file is in use."""
 
 
 async def version(_server: Any, _request: Request) -> Response:
-    """Of ollama, whose API this is."""
+    """The version of ollama, whose API this is."""
     return JsonReply({"version": API_VERSION})
 
 
@@ -126,7 +129,7 @@ async def _tags(server: Server, request: Request) -> Response:
 
 
 def entry(name: str, model: ModelFile) -> dict[str, Any]:
-    """A model as lists name it."""
+    """A model as an entry of a list."""
     digest = hashlib.sha256(f"{name} {model.n_byte} {model.modified}".encode()).hexdigest()
     return {
         "name": name,
@@ -163,7 +166,7 @@ async def _show(server: Server, request: Request) -> Response:
 
 
 def described(model: ModelFile, text: TextModel, predicts: bool) -> dict[str, Any]:
-    """/api/show's reply; predicts: the model writes texts."""
+    """The reply of /api/show; predicts: whether the model generates text."""
     return {
         "license": str(model.metadata.get("general.license", "")),
         "modelfile": f"FROM {model.name}\n",
@@ -177,9 +180,9 @@ def described(model: ModelFile, text: TextModel, predicts: bool) -> dict[str, An
 
 
 def _capabilities(text: TextModel) -> list[str]:
-    """What ollama calls the things that a model can do that writes texts."""
+    """The abilities of a model that generates text, in ollama's words."""
     found = ["completion"]
-    with contextlib.suppress(ValueError):  # of a template that cannot be used
+    with contextlib.suppress(ValueError):  # a template that cannot be used
         form = ChatFormat(text, None).parsed(tools=True)
         found += ["tools"] + (["thinking"] if form.think is not None else [])
     fills = {"pre", "suf", "mid"} <= text.vocab.fim.keys()
@@ -210,7 +213,7 @@ async def pull(server: "Bodies", request: Request) -> Response:
 
 
 async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
-    """What a pull tells of its progress; it goes on where the client leaves."""
+    """Yield the progress of a pull, which continues if the client disconnects."""
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
@@ -226,7 +229,8 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
             last: dict[str, Any] = {"status": "success"}
         except (registry.ModelError, OSError, ValueError) as error:
             last = {"error": str(error)}
-        except Exception as error:  # of a library: without an answer the client would wait for ever
+        # from a library: without an answer the client would wait for ever
+        except Exception as error:
             last = {"error": f"a bug of tamis: {type(error).__name__}"}
         finally:
             _pulls.release()
@@ -238,7 +242,7 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
     if not _pulls.acquire(blocking=False):
         yield {"error": f"{MOST_PULLS} models are being pulled already: try again later"}
         return
-    # No thread of the loop's: the server's end waits for none of these.
+    # Not a thread of the loop's pool: the server's end must not wait for a download.
     threading.Thread(target=pull, name="tamis-pull", daemon=True).start()
     shown = 0.0
     while (line := await told.get()) is not None:
@@ -271,7 +275,7 @@ def _remove(server: "Bodies", name: str) -> None:
 
 
 def _model_name(body: Body) -> str:
-    """The name of the model that a request is about. Raises ApiError."""
+    """The name of the model that a request names. Raises ApiError."""
     name = body.text("model") or body.text("name") or ""
     if len(name) > LONGEST_NAME:
         expected = f"expected at most {LONGEST_NAME}"

@@ -1,6 +1,6 @@
-"""A server of several models: each request goes to the application of the model that it names.
+"""A server of several models: each request goes to the application of the model it names.
 
-With one model, whatever name a request has, that one answers.
+If there is one model, it answers whatever name a request has.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.backends import on_host
 from tamis.version import __version__
 
-FOR_EVER = timedelta(days=36500)  # what lists say of a model that is not unloaded
+FOR_EVER = timedelta(days=36500)  # shown in lists for a model that is never unloaded
 _ASKED = ("model", "name", "keep_alive")
 _TEXT = rb'"(?:[^"\\]++|\\.)*+"'
 _WHOLE_TEXT = re.compile(_TEXT, re.DOTALL)
@@ -57,19 +57,19 @@ _LONGEST_KEY = 100  # bytes, with escapes
 
 
 class Asked(NamedTuple):
-    """What a body says of the model: its name, and for how long to keep it."""
+    """What a body says of its model: the name, and for how long to keep it loaded."""
 
     name: str | None
     keep: float | None
 
 
 class Router:
-    """The application of all models; `stop` ends every reply that is under way."""
+    """The application of all models; `stop` ends every reply in progress."""
 
     def __init__(self, models: Models, settings: Settings, log: Log, only: Offer | None) -> None:
-        """only: the model that answers every request."""
+        """Make the router; only: the model that answers every request, or None."""
         self.models, self._settings, self._only = models, settings, only
-        # In ollama's lists, and as /api/show has them: of files as they were.
+        # Entries of ollama's lists and replies of /api/show, by the state of their files.
         self._entries: dict[tuple[str, float], dict[str, Any]] = {}
         self._shown: dict[tuple[str, float], dict[str, Any]] = {}
         self._beside = ThreadPoolExecutor(1, "tamis-router")
@@ -107,7 +107,7 @@ class Router:
         return [*own, Route("/{path:path}", self.forward, methods=ways)]
 
     def _starts(self, scope: Scope) -> bool:
-        """Whether a request is for a model, which may have to be loaded and another unloaded."""
+        """Whether a request is for a model, so that models may have to be loaded and unloaded."""
         if self._only is not None:
             return False
         *own, _ = self._routes_of_all
@@ -115,18 +115,21 @@ class Router:
         return not whole or (scope["path"] == "/props" and _asks_for_model(scope))
 
     def stop(self) -> None:
-        """Fail what runs and waits, so that connections end; may be called more than once."""
+        """Fail all running and waiting jobs, so that connections end.
+
+        May be called more than once.
+        """
         self.models.stop()
 
     def close(self) -> None:
-        """Wait until nothing runs any more, after `stop`."""
+        """Wait after `stop` until nothing is running."""
         self._beside.shutdown(cancel_futures=True)
         self.models.close()
 
     # --- routes ----------------------------------------------------------------------------------
 
     async def forward(self, request: Request) -> Response:
-        """Whatever is for a model: loaded first where it is not, and not unloaded until the end."""
+        """Forward a request to its model, which is loaded if needed and stays until the end."""
         if self._only is not None:
             return _Forwarded(self.models, await self.models.take(self._only), None)
         body = await self.body(request)
@@ -136,13 +139,19 @@ class Router:
         return _Forwarded(self.models, one, body)
 
     async def _asked(self, body: bytes) -> Asked:
-        """As `asked_of`; large bodies one at a time, beside the loop. Raises ApiError."""
+        """The result of `asked_of`; large bodies are read one at a time, beside the loop.
+
+        Raises ApiError.
+        """
         if len(body) <= SMALL:
             return asked_of(body)
         return await asyncio.get_running_loop().run_in_executor(self._beside, asked_of, body)
 
     async def _offer(self, name: str | None) -> Offer:
-        """The model of a name; of none the last used, or the only one. Raises ApiError."""
+        """The model of a name; without a name the last one used, or the only one.
+
+        Raises ApiError.
+        """
         offers = await self.models.offers()
         if name is not None:
             if (found := named(name, offers)) is None:
@@ -159,11 +168,11 @@ class Router:
         return await received(request, self._settings)
 
     async def fields(self, request: Request) -> Body:
-        """The fields of a request that has few. Raises ApiError."""
+        """The fields of a small request. Raises ApiError."""
         return small_fields(await self.body(request))
 
     def serves(self, path: str) -> bool:
-        """Whether a model's file is in use, by whatever path it is named; asks the disk."""
+        """Whether a model's file is in use, under any path; reads the file system."""
         return any(same_model(path, used) for used in self.models.paths)
 
     async def running(self, _request: Request) -> Response:
@@ -172,12 +181,12 @@ class Router:
         return JsonReply({"models": found})
 
     async def tags(self, _request: Request) -> Response:
-        """/api/tags: all that can be loaded."""
+        """/api/tags: all models that can be loaded."""
         found = [await self._ollama(offer) for offer in await self.models.offers()]
         return JsonReply({"models": found})
 
     async def _ollama(self, offer: Offer) -> dict[str, Any]:
-        """A model in ollama's lists; of one whose file cannot be read only the name."""
+        """A model in ollama's lists; only its name if its file cannot be read."""
         key = offer.path, offer.modified
         if key not in self._entries:
             try:
@@ -188,7 +197,7 @@ class Router:
         return self._entries[key]
 
     async def show(self, request: Request) -> Response:
-        """/api/show: what a model is, by its file alone: asking loads and unloads nothing."""
+        """/api/show: facts of a model from its file alone; nothing is loaded or unloaded."""
         offer = await self._named(request)
         key = offer.path, offer.modified
         if key not in self._shown:
@@ -199,18 +208,21 @@ class Router:
         return JsonReply(self._shown[key])
 
     def _described(self, offer: Offer) -> dict[str, Any]:
-        """Raises OSError, GGUFError, TokenizerError, ArchError."""
+        """The reply of /api/show for a model.
+
+        Raises OSError, GGUFError, TokenizerError, ArchError.
+        """
         facts = facts_of(Path(offer.path))
         predicts = not arch_of(facts.arch).is_encoder
         return ollama_routes.described(facts, self.models.text(offer), predicts)
 
     async def listed(self, _request: Request) -> Response:
-        """/v1/models: all that can be loaded."""
+        """/v1/models: all models that can be loaded."""
         offers = await self.models.offers()
         return JsonReply(listing([self._entry(offer) for offer in offers]))
 
     async def one(self, request: Request) -> Response:
-        """/v1/models/NAME."""
+        """/v1/models/NAME: the model of that name."""
         name, offers = request.path_params["name"], await self.models.offers()
         if (offer := named(name, offers)) is None:
             raise unknown_model(name, offers)
@@ -235,7 +247,7 @@ class Router:
         return await self._offer(name)
 
     async def props(self, request: Request) -> Response:
-        """/props: the server's own, or with ?model=NAME those of a model."""
+        """/props: the server's properties, or with ?model=NAME those of a model."""
         if _asks_for_model(request.scope):
             return await self.forward(request)
         found = {
@@ -253,13 +265,13 @@ class Router:
         return head | {"meta": meta, "status": {"value": state}}
 
     async def health(self, _request: Request) -> Response:
-        """/health: whether the server lives; one that is stopping does not."""
+        """/health: whether the server is alive; it is not while it is stopping."""
         if self.models.stopped:
             raise stopping()
         return JsonReply({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
-        """/ready: whether a request would be taken now."""
+        """/ready: whether a request would be accepted now."""
         if self.models.stopped:
             raise stopping()
         if self.models.full:
@@ -277,7 +289,7 @@ class Router:
 
 
 class _Forwarded(Response):
-    """The reply of a model's application; the model is given back at its end."""
+    """The reply of a model's application; at its end the model is released."""
 
     def __init__(self, models: Models, one: Running, body: bytes | None) -> None:
         super().__init__()
@@ -301,9 +313,10 @@ class _Forwarded(Response):
 
 
 def asked_of(body: bytes) -> Asked:
-    """The name of the model, and how long to keep it, in a request's JSON; None where they lack.
+    """The model's name, and how long to keep it, from a request's JSON; None for those it lacks.
 
-    What is no JSON is for the model's application to refuse. Raises ApiError for a wrong value.
+    A body that is not JSON is left for the model's application to refuse. Raises ApiError for a
+    wrong value.
     """
     try:
         found = loads(body) if len(body) <= SMALL else _outer_fields(body)
@@ -321,11 +334,11 @@ def asked_of(body: bytes) -> Asked:
 
 
 def _outer_fields(body: bytes) -> dict[str, Any]:
-    """The fields named in _ASKED of a large JSON object; other than texts and numbers: [None].
+    """The fields in _ASKED of a large JSON object; a value that is not text or number is [None].
 
-    It takes one string at a time, so that other threads run in between; json.loads of the whole
-    would block them for seconds. What has no strings is counted at once, which takes milliseconds
-    for megabytes. Raises ValueError.
+    It reads one string at a time, so that other threads run in between; json.loads of the whole
+    would block them for seconds. Stretches without strings are counted in one step, which takes
+    milliseconds for megabytes. Raises ValueError.
     """
     found: dict[str, bytes | None] = {}
     depth, at = 0, 0

@@ -1,4 +1,4 @@
-"""A model, a context, a batch and a sampler as objects, for programs that use llama_cpp's own."""
+"""A model, a context, a batch and a sampler as objects, for programs that use llama_cpp's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 
 
 class LlamaModel:
-    """A model of a file. Raises ValueError where it cannot be loaded."""
+    """The model of a file. Raises ValueError if it cannot be loaded."""
 
     def __init__(self, *, path_model: str, params: Any, verbose: bool = True) -> None:
         self.model = api.llama_model_load_from_file(path_model, params)
@@ -20,7 +20,7 @@ class LlamaModel:
         self._contexts: list[LlamaContext] = []
 
     def close(self) -> None:
-        """Free it, and its contexts."""
+        """Free the model and its contexts."""
         for context in self._contexts:
             context.close()
         if self.model:
@@ -32,7 +32,7 @@ class LlamaModel:
         return api.llama_vocab_n_tokens(self.vocab)
 
     def n_ctx_train(self) -> int:
-        """Tokens of context that it was trained with."""
+        """The context length that the model was trained with, in tokens."""
         return api.llama_model_n_ctx_train(self.model)
 
     def n_embd(self) -> int:
@@ -60,19 +60,19 @@ class LlamaModel:
         return bytes(out[: api.llama_token_to_piece(self.vocab, token, out, 256, 0, special)])
 
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes:
-        """The bytes of tokens."""
+        """The bytes of tokens, as one text."""
         found = b"".join(self.token_to_piece(token, special) for token in tokens)
         leading = len(tokens) > 0 and tokens[0] == self.token_bos()
         return found.removeprefix(b" ") if leading else found
 
     @staticmethod
     def default_params() -> Any:
-        """How a model is loaded."""
+        """The default parameters for loading a model."""
         return api.llama_model_default_params()
 
 
 class LlamaContext:
-    """A context of a model, closed with it. Raises ValueError where it cannot be made."""
+    """A context of a model, closed with it. Raises ValueError if it cannot be made."""
 
     def __init__(self, *, model: LlamaModel, params: Any, verbose: bool = True) -> None:
         self.ctx = api.llama_init_from_model(model.model, params)
@@ -82,17 +82,17 @@ class LlamaContext:
         model._contexts.append(self)
 
     def close(self) -> None:
-        """Free it."""
+        """Free the context."""
         if self.ctx:
             api.llama_free(self.ctx)
         self.ctx = None
 
     def n_ctx(self) -> int:
-        """Tokens of context."""
+        """The context length in tokens."""
         return api.llama_n_ctx(self.ctx)
 
     def decode(self, batch: "LlamaBatch") -> None:
-        """Run a batch. Raises RuntimeError."""
+        """Run a batch. Raises RuntimeError if it fails."""
         code = api.llama_decode(self.ctx, batch.batch)
         if code:
             raise RuntimeError(f"llama_decode gave {code}: {api.tamis_last_error()[1].decode()}")
@@ -106,12 +106,12 @@ class LlamaContext:
         return api.llama_memory_seq_rm(self.memory, seq_id, p0, p1)
 
     def get_logits_ith(self, i: int) -> Any:
-        """Logits of an output."""
+        """The logits of output i."""
         return api.llama_get_logits_ith(self.ctx, i)
 
     @staticmethod
     def default_params() -> Any:
-        """How a context is made."""
+        """The default parameters of a context."""
         return api.llama_context_default_params()
 
 
@@ -122,22 +122,28 @@ class LlamaBatch:
         self.batch = api.llama_batch_init(n_tokens, embd, n_seq_max)
 
     def n_tokens(self) -> int:
-        """How many it has."""
+        """The number of tokens in it."""
         return self.batch.n_tokens
 
     def reset(self) -> None:
-        """Clear them."""
+        """Remove all tokens."""
         self.batch.n_tokens = 0
 
     def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
-        """Tokens of sequence 0 from a position on, with logits of the last, or of all."""
+        """Fill it with tokens of sequence 0 from position n_past on.
+
+        The logits of the last token are wanted, or of all.
+        """
         self.reset()
         self.add_sequence(batch, 0, logits_all, n_past)
 
     def add_sequence(
         self, batch: Sequence[int], seq_id: int, logits_all: bool, n_past: int = 0
     ) -> None:
-        """Tokens of a sequence from a position on, with logits of the last, or of all."""
+        """Append tokens of a sequence from position n_past on.
+
+        The logits of the last token are wanted, or of all.
+        """
         b, first = self.batch, self.batch.n_tokens
         rows = slice(first, first + len(batch))
         b.token[rows], b.pos[rows] = batch, n_past + np.arange(len(batch))
@@ -146,7 +152,7 @@ class LlamaBatch:
         b.logits[rows.stop - 1] = 1
 
     def close(self) -> None:
-        """Free it."""
+        """Free the batch."""
         api.llama_batch_free(self.batch)
 
 
@@ -162,48 +168,48 @@ class LlamaSampler:
         api.llama_sampler_chain_add(self.sampler, sampler)
 
     def add_greedy(self) -> None:
-        """Choose the largest logit."""
+        """Add a step that chooses the largest logit."""
         self._add(api.llama_sampler_init_greedy())
 
     def add_dist(self, seed: int) -> None:
-        """Choose by chance."""
+        """Add a step that samples by probability."""
         self._add(api.llama_sampler_init_dist(seed))
 
     def add_top_k(self, k: int) -> None:
-        """Keep the k best."""
+        """Add a step that keeps the k best tokens."""
         self._add(api.llama_sampler_init_top_k(k))
 
     def add_top_p(self, p: float, min_keep: int = 1) -> None:
-        """Keep the best that hold probability p."""
+        """Add a step that keeps the likeliest tokens whose probabilities sum to p."""
         self._add(api.llama_sampler_init_top_p(p, min_keep))
 
     def add_min_p(self, p: float, min_keep: int = 1) -> None:
-        """Keep those of at least p times the best probability."""
+        """Add a step that keeps tokens of at least p times the highest probability."""
         self._add(api.llama_sampler_init_min_p(p, min_keep))
 
     def add_typical(self, p: float, min_keep: int = 1) -> None:
-        """Keep the most typical that hold probability p."""
+        """Add a step that keeps the most typical tokens whose probabilities sum to p."""
         self._add(api.llama_sampler_init_typical(p, min_keep))
 
     def add_temp(self, temp: float) -> None:
-        """Divide logits by a temperature."""
+        """Add a step that divides logits by a temperature."""
         self._add(api.llama_sampler_init_temp(temp))
 
     def add_grammar(self, model: LlamaModel, grammar: LlamaGrammar) -> None:
-        """Keep the tokens that go on in a grammar."""
+        """Add a step that keeps the tokens a grammar allows."""
         self._add(api.llama_sampler_init_grammar(model.vocab, grammar._grammar, "root"))
 
     def add_penalties(self, last_n: int, repeat: float, freq: float, present: float) -> None:
-        """Penalise the last tokens."""
+        """Add a step that penalises the last tokens."""
         self._add(api.llama_sampler_init_penalties(last_n, repeat, freq, present))
 
     def add_logit_bias(self, n_vocab: int, logit_bias: Mapping[int, float]) -> None:
-        """Add biases to logits."""
+        """Add a step that adds biases to logits."""
         biases = [api.llama_logit_bias(token, bias) for token, bias in logit_bias.items()]
         self._add(api.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
 
     def sample(self, ctx: LlamaContext, idx: int = -1) -> int:
-        """A token by the logits of an output."""
+        """Sample a token from the logits of output idx."""
         return api.llama_sampler_sample(self.sampler, ctx.ctx, idx)
 
     def accept(self, token: int) -> None:
@@ -215,5 +221,5 @@ class LlamaSampler:
         api.llama_sampler_reset(self.sampler)
 
     def close(self) -> None:
-        """Free it."""
+        """Free the sampler."""
         api.llama_sampler_free(self.sampler)

@@ -1,4 +1,4 @@
-"""class Llama, and what its arguments are made of."""
+"""The class Llama and the types of its arguments."""
 
 from tamis.bindings.compat import (
     BaseLlamaCache,

@@ -48,7 +48,7 @@ format_redpajama_incite = named_formatter("redpajama-incite")
 format_saiga = named_formatter("saiga")
 format_snoozy = named_formatter("snoozy")
 format_zephyr = named_formatter("zephyr")
-format = named_formatter("vicuna")  # as it is called there
+format = named_formatter("vicuna")  # its name in llama_cpp
 chatml_function_calling = get_chat_completion_handler("chatml-function-calling")
 
 
@@ -75,7 +75,7 @@ def hf_autotokenizer_to_chat_completion_handler(
 
 
 class _Vision:
-    """A handler of images, which tamis does not read."""
+    """The base of handlers for images, which tamis cannot read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Tokenizers; that of the package transformers is here, tamis does without."""
+"""Tokenizers; the one of the package transformers is only here, tamis does not need it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,10 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str) -> "LlamaHFTokenizer":
-        """That of a model of the Hugging Face hub. Raises ImportError without transformers."""
+        """The tokenizer of a model of the Hugging Face hub.
+
+        Raises ImportError without transformers.
+        """
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(pretrained_model_name_or_path))

@@ -1,4 +1,4 @@
-"""The dictionaries that Llama takes and gives, as OpenAI's API has them."""
+"""The dictionaries that Llama takes and returns, in the form of OpenAI's API."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -66,19 +66,19 @@ class _Call(TypedDict):
 
 
 class ChatCompletionResponseFunctionCall(_Call):
-    """What is called, and its arguments as JSON."""
+    """The name of a called function, and its arguments as JSON."""
 
 
 class ChatCompletionMessageToolCallFunction(_Call):
-    """What is called, and its arguments as JSON."""
+    """The name of a called function, and its arguments as JSON."""
 
 
 class ChatCompletionRequestAssistantMessageFunctionCall(_Call):
-    """What is called, and its arguments as JSON."""
+    """The name of a called function, and its arguments as JSON."""
 
 
 class ChatCompletionStreamResponseDeltaFunctionCall(_Call):
-    """What is called, and its arguments as JSON."""
+    """The name of a called function, and its arguments as JSON."""
 
 
 class ChatCompletionMessageToolCall(TypedDict):
@@ -220,11 +220,11 @@ class _Logprob(TypedDict):
 
 
 class ChatCompletionTopLogprobToken(_Logprob):
-    """A token and how likely it was."""
+    """A token and its logprob."""
 
 
 class ChatCompletionLogprobToken(_Logprob):
-    """A token of an answer, and which others were likely."""
+    """A token of an answer with its logprob, and the likeliest others."""
 
     top_logprobs: list[ChatCompletionTopLogprobToken]
 
@@ -295,7 +295,8 @@ class CreateChatCompletionStreamResponse(TypedDict):
     choices: list[ChatCompletionStreamResponseChoice]
 
 
-# --- other names of the same ----------------------------------------------------------------------
+# --- aliases
+# ----------------------------------------------------------------------------------------
 
 ChatCompletion = CreateChatCompletionResponse
 ChatCompletionMessage = ChatCompletionResponseMessage

@@ -1,7 +1,7 @@
 """The op contract: every op once, its argument struct and its compile-time constants, no body.
 
-Ops that not every model and method has are there as soon as one is asked for: a run with dense
-attention imports none of their files.
+Ops of particular models and methods are imported when one is used: a run with dense attention
+imports none of their files.
 """
 
 import importlib
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
     KV_READERS: dict[str, Reads]
 
 _SELECT = importlib.import_module("tamis.jit_kernels.contract.ops.select")
-# Files that are imported when one of their names is asked for, in this order.
+# Files that are imported when one of their names is used, in this order.
 _LATER = ["audit", "fused", "moe", "recurrent", "streams"]
 _LATER += [f"select.{found.name}" for found in pkgutil.iter_modules(_SELECT.__path__)]
 
 
 def declared() -> dict[str, Op]:
-    """All ops by name, those of every method and model too."""
+    """All ops by name, including those of every method and model."""
     for file in _LATER:
         _load(file)
     return {op.name: op for op in globals().values() if isinstance(op, Op)}
 
 
 def _load(file: str) -> None:
-    """Import a file; what it declares becomes this module's."""
+    """Import a file; the names that it declares become this module's."""
     module = importlib.import_module(f"{__name__}.{file}")
     globals().update({k: v for k, v in vars(module).items() if not k.startswith("_")})
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KV_READERS":  # what ops read, by the name that KV_EVICT has for it
+    if name == "KV_READERS":  # what ops read, by KV_EVICT's names
         reads = [op.reads for op in declared().values() if op.reads is not READS_NOTHING]
         globals()[name] = {each.name: each for each in reads}
     if not name.startswith("_"):

@@ -3,7 +3,7 @@
 from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, InOut, Out, op
 from tamis.jit_kernels.contract.types import KV_BLOCK, PAGE
 
-MAX_Q_BLOCK = 16  # queries that a row of ATTEND's Selection stands for, at most
+MAX_Q_BLOCK = 16  # the most queries that a row of ATTEND's Selection stands for
 
 
 class RopeTable:
@@ -21,7 +21,7 @@ ROPE_TABLE = op("attention.rope", RopeTable)
 
 
 class RopeHeads:
-    """RMS norm and RoPE of heads, in place; order: which of both is first, "norm" or "rope"."""
+    """RMS norm and RoPE of heads, in place; order: the first of both, "norm" or "rope"."""
 
     step: Address
     x: InOut[Address]  # f32 [n_tok, n_head, head_dim]
@@ -29,7 +29,7 @@ class RopeHeads:
     cos: Address  # f32 [n_tok, n_half]
     sin: Address  # f32 [n_tok, n_half]
     n_head: int
-    norm_step: int  # elements from a head's weights to the next's
+    norm_step: int  # elements from one head's weights to the next's
     n_half: int
     eps: float
 
@@ -38,7 +38,7 @@ ROPE_HEADS = op("attention.rope", RopeHeads, "head_dim neox order")
 
 
 class PlaceHeads:
-    """y[t, h] = x[t, source[h]], cut off or filled up with zeros; all zeros where source[h] < 0."""
+    """y[t, h] = x[t, source[h]], truncated or zero-padded; all zeros where source[h] < 0."""
 
     step: Address
     x: Address  # f32 [n_tok, n_x, x_dim]
@@ -118,11 +118,11 @@ class Attend:
     """Attention of queries over the selected blocks of a layer's pages.
 
     Row r of the Selection holds query heads [r * group, (r + 1) * group), all of KV head r * group
-    // heads_per_kv. Position j takes part for a query at p where p - window < j <= p. Query t is
-    row step.row + stride * t of q, at position pos + stride * t; out and lse have row t. A head
-    that no position is left for gets 0, and an lse below -1e29 (it weighs nothing in a merge).
-    q_block: query tokens of a row of the Selection, at most MAX_Q_BLOCK. Where it is 1 and keys are
-    quantised, queries are rounded to 15 bits, one scale a KV_BLOCK.
+    // heads_per_kv. Position j takes part for a query at p if p - window < j <= p. Query t is row
+    step.row + stride * t of q, at position pos + stride * t; out and lse have row t. A head without
+    any position gets 0, and an lse below -1e29 (it has no weight in a merge). q_block: query tokens
+    of a row of the Selection, at most MAX_Q_BLOCK. If it is 1 and keys are quantised, queries are
+    rounded to 15 bits, with one scale per KV_BLOCK.
     """
 
     step: Address
@@ -135,15 +135,15 @@ class Attend:
     indices: Address
     log_weight: Address  # f32, added to a block's logits, or 0
     block: int  # positions of a block of the Selection
-    n_row: int  # rows of the Selection a query block
+    n_row: int  # rows of the Selection for each query block
     heads_per_kv: int
     n_head_kv: int
     window: int  # 0: no lower end
-    n_split: int  # split-KV parts of a row's work; above 1, out and lse are left to ATTEND_MERGE
-    stride: int  # rows and positions from a query to the next
-    # f32 [n_tok, n_head, n_split, head_dim + 2]: a part's sum, maximum, normaliser
+    n_split: int  # split-KV parts of a row's work; above 1, ATTEND_MERGE writes out and lse
+    stride: int  # rows and positions from one query to the next
+    # f32 [n_tok, n_head, n_split, head_dim + 2]: for each part its sum, maximum and normaliser
     partial: Out[Address]
-    out: Out[Address]  # f32 like q; a GPU's row that is one query and has an out is merged at once
+    out: Out[Address]  # f32 like q; on a GPU a row of one query is merged at once, if it has an out
     lse: Out[Address]  # f32 [n_tok, n_head], or 0
     scratch: Out[Address]  # n_thread * attend_scratch(group, head_dim) bytes
     scale: float
@@ -155,16 +155,16 @@ ATTEND = op(
 
 
 class AttendScoreMod(Attend):
-    """ATTEND whose scores are changed before they are weighed, or whose queries see further.
+    """ATTEND with modified scores, or whose queries see further.
 
-    A score x of a head becomes cap * tanh(x / cap), where cap is not 0, and then gets slopes[head]
+    A score x of a head becomes cap * tanh(x / cap), if cap is not 0, and then gets slopes[head]
     times minus the distance of key and query (ALiBi, Press et al. 2021, arXiv 2108.12409). Position
-    j takes part where p - window < j <= p + ahead. n_split is 1; queries are not rounded.
+    j takes part if p - window < j <= p + ahead. n_split is 1; queries are not rounded.
     """
 
     cap: float
     slopes: Address  # f32 [n_head], or 0
-    ahead: int  # positions after its own that a query sees, of those that there are
+    ahead: int  # later positions that a query sees, if they exist
 
 
 ATTEND_SCORE_MOD = op(
@@ -176,7 +176,10 @@ ATTEND_SCORE_MOD = op(
 
 
 class AttendMerge:
-    """Merge the n_split parts of each head. q_block is ATTEND's: for 1, a GPU has done it."""
+    """Merge the n_split parts of each head.
+
+    q_block is ATTEND's: for 1, a GPU has merged already.
+    """
 
     step: Address
     partial: Address  # f32 [n_tok, n_head, n_split, head_dim + 2]
@@ -190,10 +193,10 @@ ATTEND_MERGE = op("attention.attend", AttendMerge, "head_dim q_block")
 
 
 class AttendSink:
-    """out *= 1 / (1 + exp(sink - lse)): a key of each head with a score and no value.
+    """out *= 1 / (1 + exp(sink - lse)): each head has a key with a score and no value.
 
-    Where heads attend to several parts of the keys apart, the first part's rows become the mean of
-    all, each weighed by exp(lse), the sink's value being 0.
+    If heads attend to several parts of the keys separately, the first part's rows become the mean
+    of all, each weighted by exp(lse), the sink's value being 0.
     """
 
     step: Address
@@ -209,9 +212,9 @@ ATTEND_SINK = op("attention.sink", AttendSink)
 
 
 def attend_scratch(group: int, head_dim: int) -> int:
-    """Bytes of scratch that ATTEND needs a thread: queries, sums and scores, a page in float32.
+    """Bytes of scratch that ATTEND needs per thread: queries, sums and scores, a page in float32.
 
-    And of one token's queries what q8_0 and q4_0 need: 16-bit copies, and weights a KV_BLOCK.
+    For one token's queries also what q8_0 and q4_0 need: 16-bit copies, and weights per KV_BLOCK.
     """
     n_query, n_block = MAX_Q_BLOCK * group, -(-head_dim // KV_BLOCK)
     a_query, a_key = 2 * head_dim + PAGE + 4, 2 * head_dim + 10 + n_block

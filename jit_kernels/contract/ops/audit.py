@@ -1,4 +1,4 @@
-"""A decode step's attention checked against dense attention."""
+"""Comparison of a decode step's attention with dense attention."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ class _AuditFields(NamedTuple):
     """Entries of a head's audit, float64 each."""
 
     n_seen: int  # positions that dense attention reads
-    n_kept: int  # of these, the Selection's
-    mass: int  # share of dense attention's weights that they hold
-    best_mass: int  # share that as many of the largest weights hold
-    recall: int  # share of those largest that are kept
+    n_kept: int  # the number of these in the Selection
+    mass: int  # the share of dense attention's weights that they hold
+    best_mass: int  # the share that as many of the largest weights hold
+    recall: int  # the share of those largest ones that is selected
     error: int  # |out - dense|, Euclidean
     norm: int  # |dense|
     entropy: int  # of dense attention's weights, in nats
-    kept_entropy: int  # of the kept ones, scaled to sum to 1
-    max_k: int  # the longest key, the longest value; 0 but for the first query head of a KV head
+    kept_entropy: int  # of the selected ones, scaled to sum to 1
+    max_k: int  # the longest key and the longest value; 0 except for a KV head's first query head
     max_v: int
 
 
@@ -25,15 +25,16 @@ AUDIT = _AuditFields(*range(11))
 
 
 class AuditHeads:
-    """One query token's attention checked against dense attention over all positions it may see.
+    """One query token's attention compared with dense attention over all positions it may see.
 
-    A log-weight changes what the retained weights are in kept_entropy only. Logits and weights are
-    float32 as in ATTEND, their sums float64. Recall counts equal logits in the Selection's favour.
+    A log-weight changes the retained weights in kept_entropy only. Logits and weights are float32
+    as in ATTEND, their sums float64. Of equal logits, those in the Selection count first for
+    recall.
     """
 
     step: Address
     q: Address  # f32 [n_head, head_dim]
-    k_pages: Address  # these and the Selection as for ATTEND
+    k_pages: Address  # these and the Selection are as for ATTEND
     v_pages: Address
     k_table: Address
     v_table: Address
@@ -56,5 +57,8 @@ AUDIT_HEADS = op("select.audit", AuditHeads, "head_dim type_k type_v", reads=REA
 
 
 def audit_work(capacity: int, head_dim: int) -> int:
-    """Float64s of scratch that AUDIT_HEADS needs a thread: two sums, a row, three a position."""
+    """Float64s of scratch that AUDIT_HEADS needs per thread.
+
+    They are two sums, a row, and three for each position.
+    """
     return head_dim + (2 * head_dim + 3 * capacity + 1) // 2

@@ -1,7 +1,7 @@
 """Fused ops that only a GPU launches, for few rows, chosen by backends/fusion.py.
 
-No Program names them, and no CPU has kernels of them. A matrix has a multiple of 16 rows; w2 and w3
-are more matrices, of n2 and n3 rows. The row of `step` is 0.
+No Program names them, and there are no CPU kernels. A matrix has a multiple of 16 rows; w2 and w3
+are further matrices, of n2 and n3 rows. The row of `step` is 0.
 """
 
 from tamis.jit_kernels.contract.op import READS_NOTHING, READS_SELECTION, Address, InOut, Out, op
@@ -9,9 +9,10 @@ from tamis.jit_kernels.contract.ops.attention import Attend
 
 
 class _PackedInput:
-    """x as PACK_ROWS left it (normed 0), or as one of these ops did for a norm (normed 1).
+    """The input x: as PACK_ROWS left it (normed 0), or as one of these ops did for a norm.
 
-    Then products are divided by sqrt(mean square + eps); the mean square is packed with x.
+    In the latter case (normed 1) products are divided by sqrt(mean square + eps); the mean square
+    is packed with x.
     """
 
     step: Address
@@ -43,7 +44,7 @@ PRODUCTS = op("linear.gemv_epilogue", Products, "type")
 
 
 class ProductNorm(_PackedInput):
-    """y (+)= w @ x, and `to` is y packed for its norm."""
+    """y (+)= w @ x, and `to` receives y packed for its norm."""
 
     w: Address
     bias: Address  # f32 [n], or 0
@@ -58,7 +59,7 @@ PRODUCT_NORM = op("linear.gemv_epilogue", ProductNorm, "type")
 
 
 class ProductGate(_PackedInput):
-    """`to` is activation(w @ x) * (w2 @ x), packed."""
+    """`to` receives activation(w @ x) * (w2 @ x), packed."""
 
     w: Address
     w2: Address
@@ -70,10 +71,10 @@ PRODUCT_GATE = op("linear.gemv_epilogue", ProductGate, "type activation")
 
 
 class ProductRopeAppend(_PackedInput):
-    """Fused QKV projection, RoPE and KV append, as ROPE_APPEND leaves them; pages are float16.
+    """Fused QKV projection, RoPE and KV append, with ROPE_APPEND's results; pages are float16.
 
-    Of these n + 2 * n2 rows, n_row from `first` on, which are whole queries, keys or values; a
-    matrix of others may be 0.
+    It covers n_row of these n + 2 * n2 rows, from `first` on, which are whole queries, keys or
+    values; an unused matrix may be 0.
     """
 
     w: Address
@@ -102,9 +103,9 @@ PRODUCT_ROPE_APPEND = op(
 
 
 class AttendPack(Attend):
-    """ATTEND of one query a row, whose rows of out are also packed as by PACK_ROWS of "rows"."""
+    """ATTEND of one query per row, whose rows of out are also packed as by PACK_ROWS of "rows"."""
 
-    packed: Out[Address]  # for quantised weights, see _PackedInput; 0: they are not packed
+    packed: Out[Address]  # for quantised weights, see _PackedInput; 0: not packed
     early: int  # 1: the launch before it writes no Selection and no table
 
 
@@ -114,7 +115,10 @@ ATTEND_PACK = op(
 
 
 class _StagedInput:
-    """x of source "packed" as PACK_ROWS left it for some rows; else f32, see PACK_ROWS."""
+    """The input x of source "packed" as PACK_ROWS left it for some rows.
+
+    Else f32, see PACK_ROWS.
+    """
 
     step: Address
     x: Address  # f32 [n_tok, n_in], or packed
@@ -125,7 +129,7 @@ class _StagedInput:
 
 
 class StagedProducts(_StagedInput):
-    """As PRODUCTS, for some rows and matrices that fit into shared memory."""
+    """PRODUCTS for some rows, and matrices that fit into shared memory."""
 
     w: Address
     w2: Address
@@ -146,7 +150,7 @@ STAGED_PRODUCTS = op("linear.matmul_staged", StagedProducts, "type source")
 
 
 class StagedGate(_StagedInput):
-    """As PRODUCT_GATE, for some rows and matrices that fit into shared memory."""
+    """PRODUCT_GATE for some rows, and matrices that fit into shared memory."""
 
     w: Address
     w2: Address

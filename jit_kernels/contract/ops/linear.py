@@ -4,12 +4,12 @@ from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 
 FEW_ROWS = 16  # most rows of x that MATMUL multiplies without unpacking the weights
-PACKED_ROWS = 16  # PACK_ROWS fills up the rows to a multiple of at most so many
-PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights of a thread
-EXPERT_ROWS = 64  # of one expert that a thread of MOE_MATMUL packs and multiplies at a time
+PACKED_ROWS = 16  # PACK_ROWS pads the rows to a multiple of at most this many
+PANEL_SCRATCH = 192 << 10  # bytes of unpacked weights per thread
+EXPERT_ROWS = 64  # rows of one expert that a thread of MOE_MATMUL packs and multiplies at a time
 EXPERT_TILE = 32 << 10  # bytes of their sums: float32, of 128 columns at most
 STRIP = 16  # rows of weights that REPACK interleaves
-STRIP_LAYOUT = 1  # of what REPACK writes: raised when that changes, for copies on disk
+STRIP_LAYOUT = 1  # version of REPACK's layout: increased when that changes, for copies on disk
 
 
 class Embed:
@@ -28,20 +28,20 @@ EMBED = op("linear.embed", Embed, "type")
 
 
 class PackRows:
-    """Rows for MATMUL, in a form of the backend's own: packed_form(type of the weights).
+    """Rows in the form that MATMUL reads: packed_form(type of the weights).
 
-    source, what a row is made of: "rows", x itself; "norm", x / sqrt(mean(x^2) + eps) * other
-    (Zhang and Sennrich 2019, arXiv 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or
-    gelu_tanh(x) * other.
+    source, the content of a row: "rows", x itself; "norm", x / sqrt(mean(x^2) + eps) * other (Zhang
+    and Sennrich 2019, arXiv 1910.07467, Eq. 4); "silu" or "gelu", silu(x) * other or gelu_tanh(x) *
+    other.
 
-    step.exact_rows: of more rows, up to FEW_ROWS, in the form "bytes" most elements keep 8 bits. 0:
-    all are kept. What a row becomes does not depend on the rows beside it.
+    step.exact_rows: if there are more rows than these, but at most FEW_ROWS, most elements keep 8
+    bits in the form "bytes". 0: all bits are kept. The form of a row does not depend on other rows.
     """
 
     step: Address
     x: Address  # f32 [n_tok, n], from row step.row on
     other: Address  # f32 [n] of "norm", f32 [n_tok, n] of an activation, else 0
-    packed: Out[Address]  # packed_bytes(n_tok, n), at a cache line
+    packed: Out[Address]  # packed_bytes(n_tok, n), aligned to a cache line
     n: int
     scratch: Out[Address]  # as for MATMUL
     eps: float
@@ -60,7 +60,7 @@ class Matmul:
     y: InOut[Address]  # f32 [n_tok, n_out]
     n_in: int
     n_out: int
-    y_stride: int  # elements from a row of y to the next
+    y_stride: int  # elements from one row of y to the next
     add: int  # 1: adds to y
     scratch: Out[Address]  # n_thread * matmul_scratch(n_in) bytes
 
@@ -69,9 +69,9 @@ MATMUL = op("linear.matmul", Matmul, "type")
 
 
 class Repack:
-    """Interleave weights, one output row per lane, STRIP rows, for MATMUL of STRIP_TYPES.
+    """Interleave STRIP rows of weights, one output row per lane, for MATMUL of STRIP_TYPES.
 
-    The layout is cpu/linear/interleaved.py's.
+    The layout is that of cpu/linear/interleaved.py.
     """
 
     w: Address  # n_out rows of n_in elements in their ggml encoding
@@ -97,10 +97,10 @@ GATE = op("linear.activation", Gate, "activation")
 
 
 class GateClamped(Gate):
-    """As GATE, of what is between -limit and limit; form: where the gate is clamped.
+    """GATE with clamped inputs; form: where the gate is clamped.
 
     "before": silu(min(gate, limit)) * up; "after": min(silu(gate), limit) * up; "gpt_oss", with x =
-    min(gate, limit): x / (1 + exp(-1.702 x)) * (up + 1). up is clamped from both sides.
+    min(gate, limit): x / (1 + exp(-1.702 x)) * (up + 1). up is clamped to [-limit, limit].
     """
 
     limit: float
@@ -110,7 +110,7 @@ GATE_CLAMPED = op("linear.activation", GateClamped, "form")
 
 
 class MapRows:
-    """y (+)= outer * activation(inner * x); the constant add is 1 where it adds to y.
+    """y (+)= outer * activation(inner * x); it adds to y if the constant add is 1.
 
     activation: one of ACTIVATIONS.
     """
@@ -125,9 +125,9 @@ class MapRows:
 
 MAP_ROWS = op("linear.activation", MapRows, "activation add")
 
-# What MAP_ROWS and GATE_ROWS have by name; gelu is its tanh form, gelu_erf the exact one, relu2 the
-# square of relu, clamp the nearest number from -1 to 1, curve exp(x) - 1 - x of negative x, else 0,
-# exp that of x, or of 87 where x is larger.
+# The activations of MAP_ROWS and GATE_ROWS; gelu is its tanh form, gelu_erf the exact one, relu2
+# the square of relu, clamp(x) is limited to [-1, 1], curve is exp(x) - 1 - x for negative x, else
+# 0, exp is that of min(x, 87).
 ACTIVATIONS = (
     *("none", "silu", "sigmoid", "gelu", "gelu_erf", "relu", "relu2", "tanh", "clamp", "curve"),
     "exp",
@@ -135,14 +135,14 @@ ACTIVATIONS = (
 
 
 def strip_type(type: str, exact: bool = False) -> str:
-    """The name that MATMUL knows a matrix of a ggml type in strips by.
+    """MATMUL's name for a matrix of a ggml type in strips.
 
-    exact: multiplied with activations of 14 bits instead of 8 where there are many rows of them.
+    exact: many rows of activations have 14 bits instead of 8.
     """
     return f"{type}x{STRIP}" + ("_exact" if exact else "")
 
 
-# The ggml types that REPACK has, by the names of their matrices in strips.
+# The ggml types that REPACK supports, with the names of their matrices in strips.
 STRIP_TYPES = {
     strip_type(type, exact): type
     for exact in (False, True)
@@ -152,11 +152,11 @@ STRIP_TYPES = {
         *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
     )
 }
-# Of these, those whose tiles are of int16 only: sixteen elements share a minimum.
+# Those of them whose tiles are always int16, as sixteen elements share a minimum.
 _NEVER_BYTES = ("Q2_K",)
 
-# Bytes that a row's part of a block grows by: 6-bit scales become bytes, an exponent two, 3 bits 4,
-# codes of a codebook the values that they stand for.
+# Bytes by which a row's part of a block grows: 6-bit scales become bytes, an exponent two, 3 bits
+# 4, codes of a codebook the values that they stand for.
 _GROWTH = {
     "MXFP4": 1,
     "Q3_K": 36,
@@ -176,24 +176,24 @@ _GROWTH = {
 
 
 def strip_block(type: str) -> int:
-    """Bytes of a row's part of a block in a strip."""
+    """The bytes of a row's part of a block in a strip."""
     return GGMLType[type].type_size + _GROWTH.get(type, 0)
 
 
 def strip_bytes(type: str, n_out: int, n_in: int) -> int:
-    """Bytes of a matrix of a ggml type in strips."""
+    """The bytes of a matrix of a ggml type in strips."""
     return n_out * (n_in // GGMLType[type].block_size) * strip_block(type)
 
 
 def matmul_scratch(n_in: int) -> int:
-    """Bytes of scratch that MATMUL needs a thread."""
+    """The bytes of scratch that MATMUL needs per thread."""
     return PANEL_SCRATCH + 8 * n_in + 256
 
 
 def packed_form(type: str) -> str:
-    """Which form of rows weights of a type are multiplied with: "float", "quantised" or "bytes".
+    """The form of rows that weights of a type are multiplied by: "float", "quantised" or "bytes".
 
-    type: a ggml type or one of STRIP_TYPES. The last two differ where there are many rows.
+    type: a ggml type or one of STRIP_TYPES. The last two differ for many rows.
     """
     if type in ("F32", "F16", "BF16"):
         return "float"
@@ -204,12 +204,12 @@ def packed_form(type: str) -> str:
 
 
 def packed_bytes(n_tok: int, n: int) -> int:
-    """Bytes that PACK_ROWS needs for n_tok rows of n elements."""
+    """The bytes that PACK_ROWS needs for n_tok rows of n elements."""
     return 4 * (n_tok + PACKED_ROWS) * ((n + 255) // 256 * 256)
 
 
 def expert_scratch(n_in: int, n_slot: int, n_expert: int) -> int:
-    """Bytes of scratch that MOE_MATMUL needs a thread, for n_slot rows of y."""
+    """The bytes of scratch that MOE_MATMUL needs per thread, for n_slot rows of y."""
     rows = 4 * (EXPERT_ROWS + PACKED_ROWS) * ((n_in + 255) // 256 * 256) + EXPERT_TILE
     lists = 4 * (n_slot + n_expert + 1)
     return PANEL_SCRATCH + 8 * n_in + 256 + rows + (lists + 127) // 64 * 64

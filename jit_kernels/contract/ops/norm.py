@@ -6,16 +6,16 @@ from tamis.jit_kernels.contract.op import Address, InOut, Out, op
 class RmsNorm:
     """y = x / sqrt(mean(x^2) + eps) * w; with the constant add, y += that.
 
-    add serves a norm that closes a residual branch.
+    add is for a norm at the end of a residual branch.
     """
 
     step: Address
-    x: Address  # f32, rows_per_tok rows of n a token, from token step.row on
+    x: Address  # f32, rows_per_tok rows of n per token, from token step.row on
     w: Address  # f32 [n]
     y: InOut[Address]  # f32, likewise, from token 0 on
     n: int
     rows_per_tok: int  # one after another
-    x_stride: int  # elements from a token's rows to the next one's
+    x_stride: int  # elements from one token's rows to the next one's
     y_stride: int
     eps: float
 
@@ -33,7 +33,7 @@ class LayerNorm:
     y: Out[Address]  # f32 [n_tok, rows_per_tok, n], may be x where step.row is 0
     n: int
     rows_per_tok: int
-    w_step: int  # elements from a row's weights to the next's
+    w_step: int  # elements from one row's weights to the next's
     eps: float
 
 

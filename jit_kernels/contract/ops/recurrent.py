@@ -1,8 +1,8 @@
-"""Recurrent layers: a state of fixed size a sequence instead of a KV cache.
+"""Recurrent layers: a state of fixed size per sequence instead of a KV cache.
 
 Every op reads n_tok rows and a state, and leaves the state after the last row: the outputs of a
-chunk are those of its rows one by one. States are float32. A row of x with a stride is one of n_tok
-that begin `stride` elements apart; rows of one token with a step begin `step` elements apart.
+chunk equal those of its rows one by one. States are float32. Rows of x with a stride begin `stride`
+elements apart for consecutive tokens; rows of one token with a step begin `step` elements apart.
 """
 
 from tamis.jit_kernels.contract.op import Address, InOut, Out, op
@@ -18,7 +18,7 @@ class ShortConv:
     x: Address  # f32 [n_tok, n], rows x_stride apart
     w: Address  # f32 [n_tap, n]
     bias: Address  # f32 [n], or 0
-    # f32 [n_tap - 1, n]: rows before the first one, oldest first; then the next's
+    # f32 [n_tap - 1, n]: the rows before the first one, oldest first; updated for the next call
     state: InOut[Address]
     y: Out[Address]  # f32 [n_tok, n], rows y_stride apart
     n: int
@@ -31,17 +31,18 @@ SHORT_CONV = op("recurrent.conv", ShortConv, "activation")
 
 
 class PoolKeys:
-    """y[t] = the mean of keys of rows t - n_row + 1 .. t, weighed by the softmax of their gates.
+    """y[t] = the mean of keys of rows t - n_row + 1 .. t, weighted by the softmax of their gates.
 
-    At each `every`-th position of the sequence, elsewhere 0; rows before its first position count
-    for nothing. A row of x has n_half keys, then a gate of each of their elements. The n_row are as
-    many runs of neighbours: those of run i are pooled by its i-th key, row j's gate + w[j].
+    This holds at each `every`-th position of the sequence; elsewhere y is 0; rows before the first
+    position have no weight. A row of x has n_half keys, then a gate for each of their elements. The
+    n_row rows are n_half runs of neighbours: those of run i are pooled by its i-th key, with row
+    j's gate + w[j].
     """
 
     step: Address
     x: Address  # f32 [n_tok, 2, n_half, n]
     w: Address  # f32 [n_row, n]
-    # f32 [n_row - 1, 2, n_half, n]: rows before, of position p in p % (n_row - 1)
+    # f32 [n_row - 1, 2, n_half, n]: earlier rows, that of position p in p % (n_row - 1)
     state: InOut[Address]
     y: Out[Address]  # f32 [n_tok, n]
     n: int
@@ -58,7 +59,7 @@ class GateRows:
 
     step: Address
     x: Address  # f32, rows of n elements; 0: y = activation(z)
-    z: Address  # f32, rows of n elements, or where z_each is 0, of one
+    z: Address  # f32, rows of n elements, or of one if z_each is 0
     y: Out[Address]  # f32, rows of n elements
     n: int
     rows_per_tok: int
@@ -75,12 +76,12 @@ GATE_ROWS = op("recurrent.gates", GateRows, "activation")
 
 
 class Decay:
-    """dt = softplus(x + bias) and decay = exp(dt * a); one of both may be 0."""
+    """dt = softplus(x + bias) and decay = exp(dt * a); either may be 0."""
 
     step: Address
     x: Address  # f32, rows of n
     bias: Address  # f32 [rows_per_tok * n]
-    a: Address  # f32, at most 0: element i is for elements [i * run, (i + 1) * run) of dt
+    a: Address  # f32, at most 0: element i covers elements [i * run, (i + 1) * run) of dt
     dt: Out[Address]  # f32 [n_tok, rows_per_tok * n], or 0
     decay: Out[Address]  # f32 like dt, or 0
     n: int
@@ -99,7 +100,7 @@ class BoundedDecay:
     step: Address
     x: Address  # f32 [n_tok, n]
     bias: Address  # f32 [n]
-    a: Address  # f32: element i is for elements [i * run, (i + 1) * run)
+    a: Address  # f32: element i covers elements [i * run, (i + 1) * run)
     decay: Out[Address]  # f32 [n_tok, n]
     n: int
     run: int
@@ -113,10 +114,10 @@ class L2Norm:
     """x / sqrt(sum(x^2) + eps), in place."""
 
     step: Address
-    x: InOut[Address]  # f32, rows_per_tok rows of n one after another a token
+    x: InOut[Address]  # f32, rows_per_tok contiguous rows of n per token
     n: int
     rows_per_tok: int
-    stride: int  # from a token to the next
+    stride: int  # from one token to the next
     eps: float
 
 
@@ -131,13 +132,13 @@ class GatedNorm:
 
     step: Address
     x: InOut[Address]  # f32 [n_tok, rows_per_tok, n]
-    z: Address  # f32, rows_per_tok rows of n one after another a token
-    w: Address  # f32: n weights of each row
+    z: Address  # f32, rows_per_tok contiguous rows of n per token
+    w: Address  # f32: n weights for each row
     y: Out[Address]  # f32 like x, may be x
     n: int
     rows_per_tok: int
-    z_stride: int  # from a token to the next
-    w_step: int  # from a row's weights to the next's
+    z_stride: int  # from one token to the next
+    w_step: int  # from one row's weights to the next's
     eps: float
 
 
@@ -147,8 +148,8 @@ GATED_NORM = op("recurrent.norms", GatedNorm, "order activation")
 class SelectiveScan:
     """Selective state space (Gu and Dao 2023, arXiv 2312.00752, Alg. 2).
 
-    A state of n_state numbers a channel: state = exp(dt * a) * state + dt * b * x; y = sum over the
-    state of c * state, + d * x.
+    A channel has a state of n_state numbers: state = exp(dt * a) * state + dt * b * x; y = sum over
+    the state of c * state, + d * x.
     """
 
     step: Address
@@ -180,9 +181,9 @@ class LinearScan:
     """
 
     step: Address
-    q: Address  # f32, heads qk_step elements apart, tokens `stride`
+    q: Address  # f32, heads qk_step elements apart, tokens `stride` apart
     k: Address  # f32, likewise
-    v: Address  # f32, heads v_step elements apart, tokens `stride`
+    v: Address  # f32, heads v_step elements apart, tokens `stride` apart
     decay: Address  # f32 [n_head] or [n_head, head_k], tokens decay_stride apart
     beta: Address  # f32 [n_tok, n_head], or 0: all 1
     skip: Address  # f32 [n_head], or 0
@@ -190,7 +191,7 @@ class LinearScan:
     y: Out[Address]  # f32 [n_tok, n_head, head_v]
     n_head: int
     n_head_k: int
-    tiled: int  # head h reads q and k of head h // (n_head / n_head_k); 1: of head h % n_head_k
+    tiled: int  # 0: head h reads q and k of head h // (n_head / n_head_k); 1: of head h % n_head_k
     stride: int
     qk_step: int
     v_step: int
@@ -202,16 +203,16 @@ LINEAR_SCAN = op("recurrent.linear_scan", LinearScan, "rule decay head_k head_v"
 
 
 class HashNgrams:
-    """Rows of a table for the last 2 to n_gram tokens, hashed: n_each rows for each of these.
+    """Rows of a table for the last 2 to n_gram tokens, hashed: n_each rows for each length.
 
-    Row h of those for n tokens is mix % sizes[h] + first[h], mix the exclusive or of token j back
-    times factors[j], j below n, in unsigned 64 bits. Tokens at or before the last `eos` that came
-    before, or before the sequence, count as eos.
+    Row h for n tokens is mix % sizes[h] + first[h], where mix is the exclusive or of (token j back)
+    * factors[j], j below n, in unsigned 64 bits. Tokens at or before the last earlier `eos`, or
+    before the sequence, count as eos.
     """
 
     step: Address
     ids: Address  # int32 [n_tok]
-    state: InOut[Address]  # int32 [n_gram - 1]: the tokens before + 1, the last one first; 0: none
+    state: InOut[Address]  # int32 [n_gram - 1]: earlier tokens + 1, the last one first; 0: none
     rows: Out[Address]  # int32 [n_tok, (n_gram - 1) * n_each]
     factors: Address  # uint64 [n_gram]
     sizes: Address  # int64 [(n_gram - 1) * n_each]
@@ -225,7 +226,7 @@ HASH_NGRAMS = op("recurrent.ngrams", HashNgrams)
 
 
 class Wkv:
-    """RWKV-7's state S (Peng et al. 2025, arXiv 2503.14456, Eq. 17); vectors are of a head.
+    """RWKV-7's state S (Peng et al. 2025, arXiv 2503.14456, Eq. 17); vectors are those of a head.
 
     S = diag(w) S - b (a^T S) + k v^T; y = S^T r; bonus = ((r * u) . k) v.
     """

@@ -4,10 +4,10 @@ from tamis.jit_kernels.contract.op import Address, Out, op
 
 
 class LogitParts:
-    """The n_best largest logits of each part of the vocabulary, of equal ones the lowest ids.
+    """The n_best largest logits of each part of the vocabulary; of equal ones the lowest ids.
 
-    The vocabulary is cut into n_part even parts; the last ones may be shorter, or empty. An
-    impossible token, whose logit is -inf, may be left out.
+    The vocabulary is divided into n_part even parts; the last ones may be shorter, or empty. A
+    token whose logit is -inf may be left out.
     """
 
     logits: Address  # f32 [n_vocab]

@@ -6,7 +6,7 @@ MAX_STREAM = 16
 
 
 class StreamWeights:
-    """What streams are read by, and written by, from n * (2 + n) or fewer mixes of a token.
+    """The weights for reading and writing streams, from up to n * (2 + n) mixes of a token.
 
     With c = scale * mix + base, scale[0], [1] and [2] for the n first, the n next and the others:
     pre = sigmoid(c) + eps, post = magnitude * sigmoid(c) + post_eps, comb[source, target] = the
@@ -49,10 +49,10 @@ STREAM_MIX = op("linear.streams", StreamMix)
 
 
 class ResidualMix:
-    """y = the mean of n_row rows, weighed by the softmax of w . rms_norm(row)."""
+    """y = the mean of n_row rows, weighted by the softmax of w . rms_norm(row)."""
 
     step: Address
-    x: Address  # f32, n_row rows of n one after another a token, tokens `stride` elements apart
+    x: Address  # f32, n_row contiguous rows of n per token, tokens `stride` elements apart
     w: Address  # f32 [n]
     y: Out[Address]  # f32 [n_tok, n]
     n: int
@@ -67,7 +67,7 @@ RESIDUAL_MIX = op("linear.streams", ResidualMix)
 class StreamGate:
     """y[s] = 1 / (1 + exp(-r)), r the signed square root of scale * key[s] . query[s].
 
-    Of products whose size is below `least`, that of `least`.
+    Products whose size is below `least` count as of that size.
     """
 
     step: Address

@@ -110,7 +110,7 @@ def gather(batch, cursor, keys, tables, h):
     last, indices, log_weight, block, low, high = keys
     k_table, v_table, n_head_kv = tables
     n = 0
-    if block == 1:  # each index is a position that is seen
+    if block == 1:  # each index is a visible position
         n = min(last - s, PAGE)
         for i in range(n):
             bias = load_f32(log_weight + 4 * (s + i)) if log_weight != 0 else ZERO
@@ -183,7 +183,7 @@ def _ends(at: Layout, head_dim: int, group: int) -> tuple[Any, Any, Any]:
 
     @njit(error_model="numpy")
     def finish_part(state, n_q, query, n_head, partial, split):
-        """Write a row that one thread has done as n_part partial results: all in the first."""
+        """Write a row that one thread has finished as n_part partial results: all in the first."""
         first, n_part, n_split = split
         for r in range(n_q):
             parts = (query + r // group * n_head + r % group) * n_split
@@ -214,7 +214,8 @@ def few_queries(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -
 class ScoreMod(NamedTuple):
     """How scores are modified: functions of ATTEND_SCORE_MOD, or no-ops of ATTEND."""
 
-    of: Any  # (record, first head) -> what the others need, and how far ahead queries see
+    # (record, first head) -> what the others need, and the positions that queries see ahead
+    of: Any
     scores: Any  # (state, batch, n_q, n, pos, stride, what they need): changes scores
 
 

@@ -1,8 +1,8 @@
 """Attention of a few queries over a batch of up to PAGE keys, in a thread's scratch.
 
-Two ways to multiply: `few_queries` reads each key and value once, as it lies in the pages (those of
-q8_0 and q4_0: attend_q8.py); `many_queries` first unpacks the batch into packed float32 panels,
-which all queries then read.
+There are two ways to multiply: `few_queries` reads each key and value once from the pages (q8_0 and
+q4_0: attend_q8.py); `many_queries` first unpacks the batch into packed float32 panels, which all
+queries then read.
 """
 
 from typing import Any, NamedTuple
@@ -45,8 +45,8 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 
 LOWEST = np.float32(-1e30)  # below every score; finite, so that differences stay finite
-MASKED = np.float32(-3e38)  # so far below LOWEST that its weight is 0 beside any maximum
-PANEL = 2 * LANES  # keys, or elements of a value, that lie together in a panel; batches are padded
+MASKED = np.float32(-3e38)  # so far below LOWEST that its weight is 0 for any maximum
+PANEL = 2 * LANES  # keys, or elements of a value, of a panel; batches are padded
 N_REGISTER = 32 if CPU.avx512 else 16
 TILE_ROWS = 8 if CPU.avx512 else 4  # queries multiplied together by many_queries
 VECTOR = 4 * LANES  # bytes
@@ -74,13 +74,13 @@ class Layout(NamedTuple):
     scores: int  # f32 [n_row, PAGE], later weights
     row_max: int  # f32 [n_row] largest score so far
     batch_max: int  # f32 [n_row]
-    shrink: int  # f32 [n_row] what a new maximum multiplies the sums by
+    shrink: int  # f32 [n_row] alpha: the factor of the sums after a new maximum
     row_sum: int  # f32 [n_row] sum of weights
     batches: int  # two lists, this batch's and the next one's
     keys: int  # f32 [PAGE / PANEL, head_dim, PANEL]
     values: int  # f32 [head_dim / width, PAGE, width]
-    # Of one token's queries, for q8_0 and q4_0. There, keys has pairs of int16: words
-    # [head_dim / 2, PAGE].
+    # For one token's queries with q8_0 and q4_0. Then keys has pairs of int16: words [head_dim / 2,
+    # PAGE].
     scales: int  # f32 [n_block, PAGE] of the keys
     words: int  # int16 [group, head_dim] the queries
     word_scales: int  # f32 [group, n_block] of these
@@ -101,7 +101,8 @@ def layout_of(n_query: int, group: int, head_dim: int) -> Layout:
 def widest(rows: int, fits: Any) -> int:
     """The most columns (up to 8) of a register tile of `rows` rows that fits the registers.
 
-    Beside the tile it needs a row of operands and one vector more; else LLVM spills the tile.
+    Registers are also needed for a row of operands and one more vector; otherwise LLVM spills the
+    tile.
     """
     counts = [n for n in range(1, 9) if fits(n) and rows * n + n < N_REGISTER]
     return max(counts, default=1)
@@ -219,10 +220,10 @@ def many_queries(at: Layout, head_dim: int, kv_types: tuple[str, str]) -> tuple[
 
 
 def masking(at: Layout, group: int) -> Any:
-    """The function mask(state, batch, n_q, n, at_pos, window): hide keys a query must not see.
+    """The function mask(state, batch, n_q, n, at_pos, window), which hides invisible keys.
 
-    at_pos: pos, stride, ahead; query r is of the token at pos + r // group * stride and sees so
-    many positions ahead; window 0: no lower end.
+    at_pos: pos, stride, ahead; query r belongs to the token at pos + r // group * stride and sees
+    `ahead` later positions; window 0: no lower end.
     """
 
     @njit(error_model="numpy")
@@ -242,7 +243,7 @@ def masking(at: Layout, group: int) -> Any:
 
 
 def softmax(at: Layout) -> Any:
-    """The function run(state, batch, n_q, n): scores become weights below the new maxima.
+    """The function run(state, batch, n_q, n): scores become weights relative to the new maxima.
 
     Milakov and Gimelshein 2018 (arXiv 1805.02867), Alg. 3.
     """

@@ -1,6 +1,6 @@
 """The few_queries path for a quantised KV cache: int16 queries times int8 or int4 K and V.
 
-Queries are quantised to int16, one scale for KV_BLOCK elements; keys are transposed, so that a
+Queries are quantised to int16, one scale per KV_BLOCK elements; keys are transposed, so that a
 vector has pairs of elements of LANES keys. No sum then runs across lanes, and one int16
 multiply-add does the work of two float32 ones. A block's sum is below 32 * 127 * 32767 < 2^27.
 """
@@ -59,7 +59,7 @@ LARGEST, TINY = np.float32(32767), np.float32(1e-30)
 
 
 def packing(at: Layout, head_dim: int, group: int) -> Any:
-    """The function pack(state): the group's queries as int16, pairs as store_crossed has them."""
+    """The function pack(state): the group's queries as int16, in the order of store_crossed."""
     n_block = head_dim // KV_BLOCK
 
     @njit(error_model="numpy")
@@ -91,7 +91,7 @@ def scoring(at: Layout, heads: tuple[int, int], kv_types: tuple[str, str]) -> An
     row_size, n_byte = kv_row(type_k, head_dim).itemsize, scales_at(type_k, head_dim)
     whole = n_byte // (4 * LANES) * 4 * LANES
     rest = max(1, (n_byte - whole) // 4)  # words after the last whole vector
-    line = SCORE_ROW * head_dim // n_byte // 2  # of the panel, a byte of a row
+    line = SCORE_ROW * head_dim // n_byte // 2  # of the panel, for each byte of a row
     cross = crossing(type_k)
     ask = prefetching(type_v, head_dim, LANES, head_dim)
 

@@ -1,6 +1,6 @@
 """Scores of gathered keys: q . k for the heads of a query, and the log-sum-exp over a list.
 
-Rows are int32 numbers of rows of head_dim elements, of a type of KV_TYPES, at a base address. A
+Rows are int32 indices of rows of head_dim elements, of a type of KV_TYPES, at a base address. A
 list is followed by LIST_PAD more valid rows (`pad_list`): several keys are multiplied at a time,
 and later ones are prefetched.
 """
@@ -56,7 +56,7 @@ def pad_list(rows, n):
 def products_of(head_dim: int, group: int, type: str = "f16") -> Any:
     """The function run(tile, heads, rows, base, n) for `group` heads, f32 [group, head_dim].
 
-    tile f32 [group, TILE]: gets q . k of the first n <= TILE rows, and of some after them.
+    tile f32 [group, TILE]: receives q . k of the first n <= TILE rows, and of some after them.
     """
     fits = [n for n in (1, 2, 4, 8) if n <= LANES and (group + 1) * n <= N_REGISTER]
     n_key = max(fits, default=1)

@@ -1,4 +1,4 @@
-"""Int8 copies of keys, and the products of queries with them: sixteen keys lie interleaved.
+"""Int8 copies of keys, and their products with queries: sixteen keys are interleaved.
 
 A product of four elements of each of the sixteen is one instruction with VNNI, three without; no
 sum runs across lanes.
@@ -47,9 +47,10 @@ from tamis.jit_kernels.cpu.lang.simd import (
 SIZE, ZERO = np.float32(127), np.float32(0)  # steps of the largest element of a key
 # NEON multiplies signed bytes, VNNI unsigned ones by signed ones.
 SIGNED = int(CPU.neon)
-OFFSET = 0 if SIGNED else 128  # what is added to a key's signed codes
+OFFSET = 0 if SIGNED else 128  # added to a key's signed codes
 LESS = -OFFSET  # a literal
-# And of a query. Without VNNI two products must fit 16 bits: 2 * 127 * 127 and 2 * 255 * 64 do.
+# The same for a query. Without VNNI two products must fit 16 bits: 2 * 127 * 127 and 2 * 255 * 64
+# do.
 Q_SIZE = np.float32(127 if CPU.vnni or SIGNED else 64)
 
 
@@ -75,7 +76,7 @@ def key_centre(head_dim: int, type_k: str) -> Any:
 
 
 def key_codes(head_dim: int, type_k: str) -> Any:
-    """Kernel of KEY_CODES: threads stride over blocks of KEYS positions; the last has queries."""
+    """Kernel of KEY_CODES: threads stride over blocks of KEYS positions; the last codes queries."""
     load, size = loading_one(type_k, head_dim), kv_row(type_k, head_dim).itemsize
     block_size = KEYS * head_dim
 
@@ -89,7 +90,7 @@ def key_codes(head_dim: int, type_k: str) -> Any:
             top = vmax(vabs(x), top)
         most = hmax(top)
         per = SIZE / most if most > ZERO else ZERO
-        for d in range(0, head_dim, 16):  # bytes take the place of floats that were read
+        for d in range(0, head_dim, 16):  # bytes replace floats that were already read
             x = round_i32(load_f32x16(line + 4 * d) * splat_f32x16(per))
             store_low_bytes_x16(line + d, x + splat_i32x16(OFFSET))
         for d in range(0, head_dim, 4):
@@ -138,7 +139,7 @@ def scoring_codes(head_dim: int, heads: int) -> Any:
     """The function score(n, queries, codes, steps, out, stride): n queries, a page's coded keys.
 
     queries: addresses of codes, sums, steps and products with the centre of the first of up to
-    `heads`. out + stride * query gets PAGE float32s.
+    `heads`. out + stride * query receives PAGE float32s.
     """
     one, few = 1, 3
 

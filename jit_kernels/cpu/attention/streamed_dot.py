@@ -50,11 +50,11 @@ def sweeping(size: int, n_query: int, n_row: int, type: str = "f16") -> Any:
     return sweep
 
 
-AHEAD = 16  # rows between one that is asked for and one that is read: 32 lines of 64 float16
+AHEAD = 16  # rows between a prefetched one and the one being read: 32 lines of 64 float16
 
 
 def picking(size: int, n_query: int) -> Any:
-    """The function pick(queries, rows, picks, n, out, stride): as `sweeping`, of rows by number.
+    """The function pick(queries, rows, picks, n, out, stride): like `sweeping`, by row index.
 
     picks: n int32 row indices; n is rounded up to a multiple of 8 with the last one, and as many
     float32s are written.
@@ -80,7 +80,7 @@ def picking(size: int, n_query: int) -> Any:
 
 
 def sweeping_up_to(size: int, most: int, n_row: int, type: str) -> Any:
-    """As `sweeping`, with the number of queries (1 to most) as the first argument.
+    """A function like `sweeping`, with the number of queries (1 to most) as the first argument.
 
     For some numbers more queries are read and more rows of out are written, never beyond `most`.
     """

@@ -1,4 +1,4 @@
-"""CRC-32C of rows: the instruction of SSE4.2 or AArch64, or bit by bit where a CPU lacks it."""
+"""CRC-32C of rows: the instruction of SSE4.2 or AArch64, or bit by bit if a CPU lacks it."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def _slow_word(crc, word):
 
 
 def _steps() -> tuple[Any, Any, Any]:
-    """Functions word and byte, of a checksum after 8 bytes more and after one, and rest."""
+    """The functions word and byte, which update a checksum by 8 bytes and by one, and rest."""
     fast = features.current().crc32
     word, byte = (_crc_word, _crc_byte) if fast else (_slow_word, _slow_byte)
 
@@ -102,7 +102,8 @@ def crc32c() -> Any:
     def kernel(tid, n_thread, a):
         whole = a.size // 8 * 8
         for i in range(4 * tid, a.n // 4 * 4, 4 * n_thread):
-            # The instruction takes three cycles and one can start in each: four chains at once.
+            # The instruction takes three cycles and one can start in each, hence four chains at
+            # once.
             p = a.data + a.size * load_i64(a.rows + 8 * i)
             q = a.data + a.size * load_i64(a.rows + 8 * i + 8)
             r = a.data + a.size * load_i64(a.rows + 8 * i + 16)

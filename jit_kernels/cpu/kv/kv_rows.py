@@ -1,4 +1,4 @@
-"""Layout of KV rows in pages, by type. No other module depends on it.
+"""The layout of KV rows in pages, by type. No other module depends on it.
 
 A row is one head's key or value at one position. Its index in the pages is (page * n_head_kv +
 head) * PAGE + line. A row of q8_0 is its int8 elements, then its scales; one of q4_0 its nibbles,
@@ -116,7 +116,7 @@ def _bytes_at(b: Any, p: Any) -> Any:
 
 
 def _scale_at(b: Any, p: Any) -> Any:
-    """The float16 at p in all lanes. As a vector: see simd.broadcast_half."""
+    """The float16 at p in all lanes, loaded as a vector: see simd.broadcast_half."""
     return widened_half(b, splatted(b, b.load(pointer(b, p, I16), align=1), LANES))
 
 
@@ -242,7 +242,7 @@ def _q8_0(head_dim: int) -> Rows:
             for i in range(d, d + KV_BLOCK, LANES):
                 y = load_f(x + 4 * i) * factor
                 whole = round_i32(vabs(y))
-                # A tie that went down to an even number goes up.
+                # A tie that was rounded down to an even number is rounded up.
                 whole = where_less(vabs(y) - to_f32(whole), half, whole, whole + splat_i(1))
                 store_low_bytes(at + i, where_less(y, zero, splat_i(0) - whole, whole))
             store_f16(at + head_dim + d // KV_BLOCK * 2, scale)
@@ -256,7 +256,7 @@ def _q8_0(head_dim: int) -> Rows:
 
 # ---- q4_0 ----------------------------------------------------------------------------------------
 def _nibbles_at(b: Any, row: Any, offset: Any) -> Any:
-    """Elements from `offset` on of a q4_0 row, not multiplied by their scale, as a float vector."""
+    """The elements of a q4_0 row from `offset` on, without their scale, as a float vector."""
     within = b.and_(offset, ir.Constant(I64, KV_BLOCK // 2 - 1))
     block = b.and_(b.lshr(offset, ir.Constant(I64, 1)), ir.Constant(I64, -(KV_BLOCK // 2)))
     at = pointer(b, b.add(row, b.add(block, within)), lanes_of(I8, vf.ir))
@@ -267,20 +267,20 @@ def _nibbles_at(b: Any, row: Any, offset: Any) -> Any:
 
 @vector_op(lambda _row, _offset: vf)
 def load_nibbles(b, row, offset):
-    """Elements from `offset` on of a q4_0 row, not multiplied by their scale."""
+    """The elements of a q4_0 row from `offset` on, without their scale."""
     return _nibbles_at(b, row, offset)
 
 
 @vector_op(lambda _row, _offset, n: Grid(1, n.literal_value) if _literals(n) else None)
 def load_nibble_row(b, row, offset, n):
-    """As load_nibbles, a row of n vectors."""
+    """A row of n vectors of load_nibbles."""
     starts = spaced(b, offset, LANES, n)
     return grid_of(b, [[_nibbles_at(b, row, at) for at in starts]])
 
 
 @vector_op(lambda starts, _offset, scale: Grid(1, starts.n) if _literals(scale) else None)
 def load_q4_each(b, starts, offset, scale):
-    """As load_q8_each, of rows of q4_0."""
+    """The rows of load_q8_each, for q4_0."""
     block = b.mul(b.sdiv(offset, ir.Constant(I64, KV_BLOCK)), ir.Constant(I64, 2))
     at_scale = b.add(block, ir.Constant(I64, scale))
     cells = [
@@ -292,7 +292,7 @@ def load_q4_each(b, starts, offset, scale):
 
 @vector_op(lambda _p, _stride, grid: types.void if isinstance(grid, Grid) else None)
 def store_crossed_nibbles(b, p, stride, grid):
-    """As store_crossed_pairs, of words of eight nibbles; four rows of the grid are a block.
+    """Widen words of eight nibbles like store_crossed_pairs; four rows of the grid are a block.
 
     A block's low nibbles come first: its rows are those of all low ones, then of all high ones.
     """
@@ -417,7 +417,7 @@ def loading_each(type: str, head_dim: int) -> Any:
 
 
 def loading(type: str, head_dim: int, n: int) -> Any:
-    """The function load(p, pages, d): as loading_each, of n rows whose indices are at p."""
+    """The function load(p, pages, d): loading_each for n rows whose indices are at p."""
     size, load_each = kv_row(type, head_dim).itemsize, loading_each(type, head_dim)
 
     @njit(error_model="numpy")

@@ -28,7 +28,7 @@ def kv_allocate() -> Any:
 
     @njit
     def allocated(maps, layer, page, sizes):
-        """Assign a frame to a page that has none; return whether that was needed."""
+        """Assign a frame to a page that has none; returns whether that was needed."""
         (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
         slot = layer * n_ring + page % n_ring
         entries = table + 4 * n_page * layer
@@ -155,7 +155,7 @@ def kv_evict(reader: str) -> Any:
 
     @njit
     def bounds(found, n_found):
-        """The least and the largest of the first n_found int64s; 0, 0 where there are none."""
+        """The least and the largest of the first n_found int64s; 0, 0 if there are none."""
         low = high = load_i64(found + before) if n_found > 0 else 0
         for i in range(1, n_found):
             value = load_i64(found + before + every * i)

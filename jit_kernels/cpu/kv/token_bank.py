@@ -1,4 +1,4 @@
-"""Ops of the token bank: begin a pass, look units up, fetch them from a store or from a file."""
+"""Ops of the token bank: begin a pass, look units up, fetch them from a store or a file."""
 
 from typing import Any
 
@@ -41,18 +41,18 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
 WILLNEED = 3  # POSIX_FADV_WILLNEED
 NOWAIT = 8  # RWF_NOWAIT
 AT_ONCE = 32  # units that a thread takes at a time
-GAP = 1 << 12  # bytes between two units that are missing: reading them takes less than a call
+GAP = 1 << 12  # bytes between two missing units: reading them takes less time than a call
 
 
 @op(int64, int64, int64, int64, int64)
 def pread(b, handle, to, n, at):
-    """Read n bytes of a file from byte `at` on; how many came, -1 on an error."""
+    """Read n bytes of a file from byte `at` on; returns how many were read, -1 on an error."""
     return call(b, "pread64", I64, [b.trunc(handle, I32), pointer(b, to, I8), n, at])
 
 
 @op(int64, int64, int64, int64, int64)
 def preadv(b, handle, piece, at, flags):
-    """Read a piece (its address and its bytes) from byte `at` on; how many came, or -1."""
+    """Read a piece (its address and its bytes) from byte `at` on; returns its bytes, or -1."""
     one = ir.Constant(I32, 1)
     values = [b.trunc(handle, I32), pointer(b, piece, I8), one, at, b.trunc(flags, I32)]
     return call(b, "preadv2", I64, values)
@@ -60,13 +60,13 @@ def preadv(b, handle, piece, at, flags):
 
 @op(int64, int64, int64, int64)
 def will_need(b, handle, at, n):
-    """Have the system start reading n bytes of a file from byte `at` on."""
+    """Prefetch n bytes of a file from byte `at` on."""
     advice = ir.Constant(I32, WILLNEED)
     return b.sext(call(b, "posix_fadvise64", I32, [b.trunc(handle, I32), at, n, advice]), I64)
 
 
 def bank_begin() -> Any:
-    """Kernel of BANK_BEGIN, by one thread: there is nothing to drop but after a truncation."""
+    """Kernel of BANK_BEGIN, by one thread: only after a truncation are there units to drop."""
 
     def kernel(tid, n_thread, a):
         if tid != 0:
@@ -100,13 +100,13 @@ def rank_of(used, now, n_layer):
 
 @njit
 def take_slot(maps, sizes, h, unit, now):
-    """Assign a slot of head h to a unit of a layer, evicting another one; the slot."""
+    """Assign a slot of head h to a unit of a layer, evicting another one; returns the slot."""
     slots, owner, used, hands = maps
     layer, n_layer, n_head_kv, n_unit, n_slot = sizes
     own, stamps = owner + 4 * n_slot * h, used + 4 * n_slot * h
     n_group, hand = (n_slot - 1) // BANK_GROUP, load_i64(hands + 8 * h)
     best, slot = 0, 0
-    while best == 0:  # fewer units are read at once than there are slots
+    while best == 0:  # a call reads fewer units than there are slots
         for i in range(BANK_GROUP * hand, BANK_GROUP * (hand + 1)):
             rank = rank_of(load_i32(stamps + 4 * i), now, n_layer)
             if rank > best:
@@ -125,7 +125,7 @@ def take_slot(maps, sizes, h, unit, now):
 
 @njit
 def sort_units(units, n):
-    """Sort n units: those of several rows, each of them in order (Shell's method)."""
+    """Sort the n units of several rows, each of which is sorted (Shell's method)."""
     gap = 1
     while 3 * gap < n:
         gap = 3 * gap + 1
@@ -155,7 +155,7 @@ def bank_lookup() -> Any:
             n_missing, n_hit = 0, 0
             first = load_i32(a.indptr + 4 * rows * h)
             last = load_i32(a.indptr + 4 * rows * (h + 1))
-            for i in range(first, last):  # before any is evicted
+            for i in range(first, last):  # first pass: before any is evicted
                 unit = load_i32(a.indices + 4 * i) << block_bits >> unit_bits
                 slot = load_i32(slots + 4 * unit) if unit < newest else -1
                 if slot >= 0 and load_i32(stamps + 4 * slot) != now:
@@ -190,7 +190,7 @@ def line_at(n_head_kv, h, line):
 def copy_unit(rows, frames, banks, sizes, n_line):
     """Copy the first n_line rows of a unit, of keys and of values, to the bank.
 
-    rows: the first one's number of keys, of values, and in the bank.
+    rows: the index of the first row among keys, among values, and in the bank.
     """
     (k_row, v_row, to), (k, v), (k_bank, v_bank), (k_bytes, v_bytes) = rows, frames, banks, sizes
     copy_rows(k + k_bytes * k_row, k_bank + k_bytes * to, k_bytes * n_line)
@@ -234,7 +234,7 @@ def bank_fetch() -> Any:
 
 @njit
 def file_unit_of(shape, layer, h, position):
-    """The number of the unit of a file that a position of a head is in."""
+    """The number of the file's unit that contains a position of a head."""
     n_page, n_head_kv, file_unit = shape
     page = layer * n_page + position // PAGE
     return (page * n_head_kv + h) * (PAGE // file_unit) + position % PAGE // file_unit
@@ -265,7 +265,7 @@ def run_of(missing, units, i, last, size):
 
 @njit
 def read_bytes(handle, at, buffer, n):
-    """Read n bytes; whether all came."""
+    """Read n bytes; returns whether all were read."""
     done = 0
     while done < n:
         got = pread(handle, buffer + done, n - done, at + done)
@@ -277,7 +277,7 @@ def read_bytes(handle, at, buffer, n):
 
 @njit
 def read_cached(handle, at, buffer, n):
-    """Read n bytes if the system has them in memory; whether all came."""
+    """Read n bytes if the system has cached them; returns whether all were read."""
     piece = stack_bytes(16)
     store_i64(piece, buffer)
     store_i64(piece + 8, n)
@@ -286,9 +286,9 @@ def read_cached(handle, at, buffer, n):
 
 @njit
 def read_ahead(a, row, side, dirty):
-    """Have the system start reading what the next call's Selection named and the bank lacks.
+    """Prefetch the units of the next call's Selection that the bank lacks.
 
-    row: of the Selection; side: where keys, or values, start in the file, and bytes of one.
+    row: of the Selection; side: the offset of keys, or of values, in the file, and bytes of one.
     """
     (start, n_byte), ahead, shape = side, a.ahead, (a.n_page, a.n_head_kv, a.file_unit)
     layer, block = load_i64(ahead + BANK_AHEAD.layer), load_i64(ahead + BANK_AHEAD.block)
@@ -317,7 +317,7 @@ def bank_read() -> Any:
 
     @njit
     def copy_read(side, asked, run, buffer):
-        """Copy the missing units of a run from the buffer to the bank; whether all are right."""
+        """Copy the missing units of a run from the buffer; returns whether all are intact."""
         _, _, sums, _, _, bank, row = side
         missing, slots, (shape, layer, h, unit, _) = asked
         n_head_kv, file_unit, (first, _, i, following) = shape[1], shape[2], run
@@ -339,7 +339,7 @@ def bank_read() -> Any:
 
     @njit
     def read_side(side, asked, run, wait, buffer, state):
-        """Read and copy a run of keys, or of values; whether it came."""
+        """Read and copy a run of keys, or of values; returns whether it was read."""
         handle, start, _, _, _, _, row = side
         (_, _, units), (first, end, _, _) = asked, run
         size = units[0][2] * row
@@ -368,7 +368,7 @@ def bank_read() -> Any:
 
     @njit
     def read_units(sides, asked, part, wait, buffer, state):
-        """Read missing units part[0] .. part[1] - 1, of both sides; whether all came."""
+        """Read the missing units of a part, of both sides; returns whether all were read."""
         (keys, values), (missing, _, units), (i, last), all_came = sides, asked, part, True
         size, dirty = units[0][2] * max(keys[6], values[6]), units[4]
         while i < last:
@@ -390,7 +390,7 @@ def bank_read() -> Any:
 
     @njit
     def read_missing(a, tid, n_thread, sides, dirty, wait):
-        """Read this thread's parts of what is missing; whether all of it came."""
+        """Read this thread's parts of the missing units; returns whether all were read."""
         shape, all_came, turn = (a.n_page, a.n_head_kv, a.file_unit), True, 0
         buffer = a.buffers + BANK_BUFFER * tid
         for h in range(a.n_head_kv):

@@ -1,1 +1,1 @@
-"""What CPU kernels are written in: addresses, SIMD vectors, register tiles, work sharing."""
+"""The vocabulary of CPU kernels: addresses, SIMD vectors, register tiles, work sharing."""

@@ -1,7 +1,7 @@
 """Sixteen elements at a time: weights of every encoding to floats, dot products with float16 keys.
 
-The number of elements is a multiple of 16 everywhere. LLVM splits the vectors where the CPU's
-registers are narrower.
+The number of elements is always a multiple of 16. LLVM splits the vectors if the CPU's registers
+are narrower.
 """
 
 from typing import Any

@@ -256,7 +256,7 @@ def _i64(x: Any) -> Any:
 
 @vector_op(lambda _p, _s, _n, rows: Addresses(rows.literal_value) if _literals(rows) else None)
 def rows_at(b, p, stride, n, rows):
-    """The addresses p, p + stride, ... of n rows, and the last one's again where n < rows."""
+    """The addresses p, p + stride, ... of n rows; the last one's is repeated if n < rows."""
     last, made = b.sub(_i64(n), _i64(1)), []
     for row in map(_i64, range(rows)):
         i = b.select(b.icmp_signed("<", row, last), row, last)

@@ -1,9 +1,9 @@
-"""Which instructions kernels are written with: one record, chosen from the host, read by simd.py.
+"""Levels of CPU features that kernels are compiled for; simd.py reads the chosen one.
 
-AVX2 is the floor of real use on x86-64; NEON is what every AArch64 has. generic is for every other
-CPU, and slow. A lower level than the host's is forced by KernelLibrary(level=...), whose compile
-workers call `use` before any kernel module is imported. Code of a level of the other machine is
-compiled here too, and cannot run.
+AVX2 is the lowest level on x86-64 in practice; every AArch64 has NEON. generic is for every other
+CPU, and slow. KernelLibrary(level=...) forces a lower level than the host's: its compile workers
+call `use` before any kernel module is imported. Code of a level of the other machine is compiled
+here too, and cannot run.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class Features:
     """Instruction sets that kernels may use; everything else is left to plain LLVM IR."""
 
     name: str
-    needs: tuple[str, ...] = ()  # LLVM's names of what a CPU must have
+    needs: tuple[str, ...] = ()  # LLVM's names of required CPU features
     avx2: bool = False  # with FMA and F16C, which every such CPU has
     avx512: bool = False  # F, BW, VL and DQ
     vnni: bool = False  # AVX512-VNNI, or AVX-VNNI where avx512 is off
@@ -67,7 +67,7 @@ LEVELS = {
     )
 }
 
-VENDORS = ("GenuineIntel", "AuthenticAMD")  # whose CPUs read ahead unlike each other's
+VENDORS = ("GenuineIntel", "AuthenticAMD")  # vendors whose CPUs differ in prefetching
 
 _chosen: Features | None = None
 
@@ -107,10 +107,11 @@ def made_for(name: str) -> Features:
 
 
 def target(level: Features) -> Target:
-    """What code of a level is made for; for compile workers.
+    """The target of a level's code, for compile workers.
 
-    The host's level is made for the host, with all it has; a lower one, or one of AArch64, for any
-    CPU that has what the level needs. AArch64's code leaves x18 alone, which macOS keeps.
+    The host's level is compiled for the host, with all its features; a lower one, or one of
+    AArch64, for any CPU that has what the level needs. AArch64's code does not use x18, which macOS
+    reserves.
     """
     if level == host() and not level.neon:
         import llvmlite.binding as llvm
@@ -119,7 +120,7 @@ def target(level: Features) -> Target:
     if level.neon:
         names = [*level.needs, "reserve-x18"]
         return Target("aarch64-unknown-linux-gnu", "generic", ",".join(f"+{n}" for n in names))
-    # LLVM has the CRC-32C instruction of SSE4.2, which every CPU with AVX2 has, apart.
+    # LLVM lists the CRC-32C instruction of SSE4.2 separately; every CPU with AVX2 has it.
     names = [*level.needs, *(["crc32"] if level.avx2 else [])]
     cpu = "x86-64" if level.needs or processor.MACHINE == "x86_64" else "generic"
     return Target("", cpu, ",".join(f"+{name}" for name in names))
@@ -137,7 +138,7 @@ def reads_ahead() -> tuple[int, int]:
 
 
 def identity(level: Features) -> str:
-    """What object code of a level depends on beside its sources, as text: CPU and features."""
+    """The text that object code depends on beside its sources: CPU and features."""
     if level != host():
         return " ".join([level.vendor or vendor(), *target(level)])
     return processor.identity()

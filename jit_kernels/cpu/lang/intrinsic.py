@@ -1,7 +1,7 @@
-"""How a kernel touches memory and other threads: addresses, atomics, futex, calls by address.
+"""Access to memory and other threads: addresses, atomics, futex, calls by address.
 
 Addresses are int64 byte addresses. Nothing here checks bounds: callers validate every index before
-a kernel sees it.
+a kernel uses it.
 """
 
 from collections.abc import Callable
@@ -210,7 +210,7 @@ def lowest_bit(b, x):
 # ---- other threads -------------------------------------------------------------------------------
 @op(int64, int64, int64)
 def atomic_add(b, p, v):
-    """Add v to the int64 at p; the value before."""
+    """Add v to the int64 at p; returns the value before."""
     return b.atomic_rmw("add", pointer(b, p, I64), v, "seq_cst")
 
 
@@ -238,9 +238,9 @@ def pause(b):
 
 @op(int64)
 def cycles(b):
-    """The counter that time is measured with: rdtsc on x86.
+    """The counter for measuring time: rdtsc on x86.
 
-    On AArch64 the system's, which is slower (25 MHz to 1 GHz), times what makes it some 2.5 GHz.
+    On AArch64 the system's slower one (25 MHz to 1 GHz), multiplied to some 2.5 GHz.
     """
     if features.current().machine != "aarch64":
         return call(b, "llvm.readcyclecounter", I64, [])
@@ -253,7 +253,10 @@ def cycles(b):
 
 @op(int64, int64, int64, int64)
 def sleep_or_wake(b, p, operation, value):
-    """On the low 32 bits at p: WAIT_PRIVATE while equal to value, WAKE_PRIVATE value sleepers."""
+    """A futex call on the low 32 bits at p.
+
+    WAIT_PRIVATE sleeps while they equal value, WAKE_PRIVATE wakes value sleepers.
+    """
     number = wait_syscall(features.current().machine)
     signature = ir.FunctionType(I64, [I64], var_arg=True)
     syscall = cgutils.get_or_insert_function(b.module, signature, "syscall")

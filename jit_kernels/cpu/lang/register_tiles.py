@@ -1,9 +1,9 @@
 """Register tiles: grids of float vectors that accumulate small matrix products.
 
-A Grid has rows and columns of `vf` vectors. A product reads as
-`sums = add_products(sums, broadcast_column(x, ...), load_row(y, ...))`; each cell is unrolled while
-the code is made. Counts are literals; strides are bytes. Nothing here is aligned.
-A grid of words has vectors of as many int32 lanes, or pairs of int16.
+A Grid has rows and columns of `vf` vectors. A product reads like `sums = add_products(sums,
+broadcast_column(x, ...), load_row(y, ...))`; each cell is unrolled when the code is made. Counts
+are literals; strides are bytes. Nothing is aligned. A grid of words has vectors of as many int32
+lanes, or pairs of int16.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 
 WORDS = lanes_of(I32, vf.ir)
 BYTES = ir.VectorType(I8, 4 * LANES)
-# What is added to signed bytes so that `add_outer_bytes` multiplies them: without VNNI, sums of two
+# Added to signed bytes so that `add_outer_bytes` multiplies them: without VNNI, sums of two
 # products of unsigned and signed bytes saturate at 16 bits.
 NV = 2  # vectors of weight rows in GEMM's tile
 BYTE_OFFSET = 128 if CPU.vnni else 0
@@ -272,7 +272,7 @@ def store_sums(b, p, stride, grid):
     rows, starts = rows_of(b, grid), spaced(b, p, stride, grid.type.count)
     cols = len(rows[0])
     while rows:
-        n = LANES // cols  # rows whose vectors are added up together: a power of 2
+        n = LANES // cols  # rows whose vectors are summed together: a power of 2
         while n > len(rows):
             n //= 2
         total = summed_lanes(b, [x for row in rows[:n] for x in row])

@@ -2,11 +2,11 @@
 
 A vector is named by lane and count: i8x32, f32x16. Operations read their width from their operands:
 `fma(x, y, z)` serves any float vector; only what makes a vector (`load_i8x32`, `splat_f32x8`) is
-named by its type. `vf` is the float vector of this CPU, LANES wide; `load_f`, `zero_f` and the
-like make one, so that a float kernel is written once. Counts and shifts in an operation's
-arguments are literals. Operators: + - * / on floats, + - * & | ^ on integers (wrapping).
+named by its type. `vf` is the float vector of this CPU, LANES wide; `load_f`, `zero_f` and the like
+make one, so that a float kernel is written once. Counts and shifts in an operation's arguments are
+literals. Operators: + - * / on floats, + - * & | ^ on integers (wrapping).
 
-Every operation is right on every CPU: where features.py turns an instruction off, or a vector is
+Every operation is correct on every CPU: if features.py turns an instruction off, or a vector is
 wider than the registers, it is lowered to narrower ones or to plain LLVM IR that needs no library.
 Floating point follows the flags of the kernel's compilation; nothing here relies on their absence.
 """

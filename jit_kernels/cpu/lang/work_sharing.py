@@ -1,6 +1,6 @@
-"""Work sharing of threads: three quarters in even shares, the rest scheduled dynamically.
+"""Work sharing of threads: three quarters in even shares, the rest by dynamic scheduling.
 
-Threads of one speed would best take even shares of all of it. But a core that another program or
+Threads of equal speed would best take even shares of all of it. But a core that another program or
 another virtual machine uses for a moment is late, and all would wait for it at the barrier.
 """
 
@@ -15,7 +15,7 @@ PER_THREAD = 2  # parts of the last quarter
 def take(turn, tid, n_thread, n, turns):
     """The range of n units of work that is a thread's in its turn 0, 1, ...: begin and end.
 
-    Where begin is n nothing is left; every thread must ask until then. A range before that may be
+    When begin is n, nothing is left; every thread must ask until then. An earlier range may be
     empty. turns: the address of the op's count (see layout.TURNS).
     """
     if n_thread == 1 or n == 0:
@@ -30,7 +30,7 @@ def take(turn, tid, n_thread, n, turns):
         atomic_store(turns, 0)
     if part >= last:
         return n, n
-    # Parts become smaller to the end, so that threads end together; the last is never empty.
+    # Parts become smaller towards the end, so that threads end together; the last is never empty.
     left, square = last - part, last * last
     after = (rest * (left - 1) ** 2 + square - 1) // square
     return n - (rest * left * left + square - 1) // square, n - after

@@ -1,1 +1,1 @@
-"""Linear."""
+"""Linear layers on the CPU: dequantization, packed activations, matrix products, experts, norms."""

@@ -161,7 +161,7 @@ def gate(activation: str) -> Any:
 
     def kernel(tid, n_thread, a):
         total = load_i64(a.step + STEP.n_tok) * a.n
-        # Whole vectors a thread: how many threads there are does not change how a value is made.
+        # Each thread has whole vectors, so that the number of threads does not change results.
         n_vector = (total + LANES - 1) // LANES
         first = LANES * (n_vector * tid // n_thread)
         last = min(total, LANES * (n_vector * (tid + 1) // n_thread))
@@ -177,13 +177,13 @@ def gate(activation: str) -> Any:
 
 @njit
 def clamped(x, limit):
-    """X, at most limit and at least -limit."""
+    """The number nearest to x in [-limit, limit]."""
     return vmax(vmin(x, limit), splat_f(0.0) - limit)
 
 
 @njit
 def gate_of_gpt_oss(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "gpt_oss": see GATE_CLAMPED."""
     x, one = vmin(gate, limit), splat_f(1.0)
     e = vexp(vmin(splat_f(-ALPHA) * x, splat_f(LARGEST)))
     return x / (one + e) * (clamped(up, limit) + one)
@@ -191,13 +191,13 @@ def gate_of_gpt_oss(gate, up, limit):
 
 @njit
 def gate_clamped_before(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "before": see GATE_CLAMPED."""
     return silu(vmin(gate, limit)) * clamped(up, limit)
 
 
 @njit
 def gate_clamped_after(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "after": see GATE_CLAMPED."""
     return vmin(silu(gate), limit) * clamped(up, limit)
 
 

@@ -1,7 +1,8 @@
-"""Types whose weights are signed bytes once looked up, times a scale of each 16 or 32 of them.
+"""Types whose weights are looked-up signed bytes, times a scale for each 16 or 32 of them.
 
-Codebooks (IQ1, IQ2, IQ3), three or two values (TQ, Q1_0, Q2_0) and NVFP4. A type says how 64
-weights and the scales of a block are read; rows decoded to floats and dot products follow from it.
+These are codebooks (IQ1, IQ2, IQ3), three or two values (TQ, Q1_0, Q2_0) and NVFP4. A type defines
+how 64 weights and the scales of a block are read; decoding to floats and dot products are built
+from it.
 """
 
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ class Coded(NamedTuple):
     """A type's blocks. Functions are compiled; j counts the 64 elements of a block."""
 
     values: Any  # (block, j): i8x64, none -128
-    scales: Any  # (block): floats, one of each `run` elements
+    scales: Any  # (block): floats, one for each `run` elements
     run: int  # 16 or 32
 
 
@@ -82,7 +83,7 @@ def iq2_xxs(block, j):
 
 @njit
 def iq2_xxs_scales(block):
-    """D * (scale + 1/2) / 4."""
+    """The scales d * (scale + 1/2) / 4."""
     scales = top_nibbles_of_pairs(block + 2) + splat_f32x8(f32(0.5))
     return scales * broadcast_f16_x8(block) * splat_f32x8(f32(0.25))
 
@@ -103,20 +104,20 @@ def iq2_s(block, j):
 
 @njit
 def quarters_of(block, at):
-    """D * (scale + 1/2) / 4 of nibbles."""
+    """The scales d * (scale + 1/2) / 4 of nibbles at `at`."""
     scales = nibbles_x16(block + at) + splat_f32x16(f32(0.5))
     return scales * broadcast_f16_x16(block) * splat_f32x16(f32(0.25))
 
 
 @njit
 def iq2_xs_scales(block):
-    """Nibbles at the end of the block."""
+    """The scales of nibbles at the end of the block."""
     return quarters_of(block, 66)
 
 
 @njit
 def iq2_s_scales(block):
-    """The same."""
+    """The scales of nibbles at the end of the block."""
     return quarters_of(block, 74)
 
 
@@ -134,7 +135,7 @@ def iq3_xxs(block, j):
 
 @njit
 def iq3_xxs_scales(block):
-    """D * (scale + 1/2) / 2."""
+    """The scales d * (scale + 1/2) / 2."""
     scales = top_nibbles_x8(block + 66) + splat_f32x8(f32(0.5))
     return scales * broadcast_f16_x8(block) * splat_f32x8(f32(0.5))
 
@@ -148,7 +149,7 @@ def iq3_s(block, j):
 
 @njit
 def iq3_s_scales(block):
-    """D * (2 * scale + 1)."""
+    """The scales d * (2 * scale + 1)."""
     scales = nibbles_x8(block + 106)
     return (scales + scales + splat_f32x8(f32(1))) * broadcast_f16_x8(block)
 
@@ -169,7 +170,7 @@ def iq1_s(block, j):
 
 @njit
 def iq1_s_scales(block):
-    """D * (2 * scale + 1) / 8."""
+    """The scales d * (2 * scale + 1) / 8."""
     scales = bits_12_to_14(block + 34)
     scales = (scales + scales + splat_f32x8(f32(1))) * broadcast_f16_x8(block)
     return scales * splat_f32x8(f32(0.125))
@@ -179,7 +180,7 @@ def iq1_s_scales(block):
 def iq1_m(block, j):
     """Codes, then nibbles of upper bits and what is added."""
     p = block + 32 + 4 * j
-    down = load_u32(p) >> 3 & 0x11111111  # bit 4 i is to be bit i
+    down = load_u32(p) >> 3 & 0x11111111  # moves bit 4 i to bit i
     down = (down | down >> 3) & 0x03030303
     down = (down | down >> 6) & 0x000F000F
     return nudged(iq1_m_rows(block + 8 * j, p), down | down >> 12)
@@ -187,7 +188,7 @@ def iq1_m(block, j):
 
 @njit
 def iq1_m_scales(block):
-    """D * (2 * scale + 1) / 8; d is the upper nibbles of the scales' words."""
+    """The scales d * (2 * scale + 1) / 8; d is the upper nibbles of the scales' words."""
     scales = threes_of_shorts(block + 48)
     scales = (scales + scales + splat_f32x16(f32(1))) * half_of_top_nibbles(block + 48)
     return scales * splat_f32x16(f32(0.125))
@@ -206,7 +207,7 @@ def tq2_0(block, j):
 
 @njit
 def tripled(x):
-    """Bytes times 3: the next digit comes first."""
+    """Bytes times 3, which moves the next digit to the front."""
     return x + x + x
 
 
@@ -229,13 +230,13 @@ def tq1_0(block, j):
 
 @njit
 def tq2_0_scales(block):
-    """The d of all."""
+    """The block's d as the scale of all."""
     return broadcast_f16_x8(block + 64)
 
 
 @njit
 def tq1_0_scales(block):
-    """The d of all."""
+    """The block's d as the scale of all."""
     return broadcast_f16_x8(block + 52)
 
 
@@ -253,7 +254,7 @@ def q2_0(block, j):
 
 @njit
 def first_half(block):
-    """Four times the d before the values."""
+    """The d before the values, four times."""
     return low_half(broadcast_f16_x8(block))
 
 
@@ -289,7 +290,7 @@ CODED = {
 }
 
 
-# ---- what follows from these ---------------------------------------------------------------------
+# --- built from these ---------------------------------------------------------------------------
 @njit
 def two_lanes(x, i):
     """Lane i of x 8 times, lane i + 1 as often."""

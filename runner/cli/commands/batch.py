@@ -1,7 +1,7 @@
 """`tamis batch`: answers to a file of requests, in OpenAI's batch format.
 
-Requests are read and answered as `tamis serve` does, without a server. With --ray, by the engines
-of a Ray cluster.
+Requests are read and answered as in `tamis serve`, without a server. With --ray, the engines of a
+Ray cluster answer them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.epilog = (
         "Each line of IN has custom_id, method, url (/v1/chat/completions, /v1/completions or "
         "/v1/embeddings) and body. After an interruption the same command resumes: requests that "
@@ -76,13 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: this process answers)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    # What `serve` has flags for, and a batch does not: the model is loaded as by it.
+    # What `serve` sets by flags that a batch does not have.
     own = {action.dest for action in parser._actions}
     parser.set_defaults(**{k: v for k, v in serve.defaults().items() if k not in own})
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer what has no answer yet. 1 where a request failed. Raises UsageError, BatchError."""
+    """Answer the requests without an answer; returns 1 if one failed.
+
+    Raises UsageError, BatchError.
+    """
     try:
         from tamis.bindings.serve import offline
         from tamis.bindings.serve.http.direct import ask  # noqa: F401
@@ -127,7 +130,7 @@ def _answer(arguments: argparse.Namespace, file: Any, todo: list[Any], answers: 
     async def all_of(ask: offline.Ask, n_at_once: int) -> None:
         await offline.run(file, todo, answers, ask, n_at_once, told)
 
-    n_at_once = 2 * arguments.parallel  # as some are prepared while others run
+    n_at_once = 2 * arguments.parallel  # some are prepared while others run
     arguments.queue = n_at_once * 8
     if arguments.ray is None:
         with closing(Answering(arguments)) as local:
@@ -141,10 +144,10 @@ def _answer(arguments: argparse.Namespace, file: Any, todo: list[Any], answers: 
 
 
 class Answering:
-    """A model in a process of its own, and what answers requests with it."""
+    """A model in a process of its own, and the application that answers requests with it."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Raises UsageError, ModelError, LoadError."""
+        """Start the process. Raises UsageError, ModelError, LoadError."""
         from tamis.bindings.serve.http.app import Settings
 
         settings = Settings(
@@ -160,7 +163,7 @@ class Answering:
         _, self._served = source.load(source.only)
 
     async def ask(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer."""
+        """The status and the body of an answer."""
         from tamis.bindings.serve.http.direct import ask
 
         return await ask(self._served.app, url, body)

@@ -1,8 +1,9 @@
 """`tamis bench`: speed of prefill and decode, with the bytes that bound it.
 
-Medians after a warm-up; the time to open a session, where kernels get compiled, is apart. With
-several methods, or --text, --session or --audit: what attention takes a step, see compare.py.
-With -np several sequences at once, see batched.py; --compare measures nothing, see against.py.
+Values are medians after a warm-up; the time to open a session, in which kernels may be compiled, is
+reported apart. With several methods, or --text, --session or --audit, it reports the time of
+attention in a step, see compare.py. With -np it runs several sequences at once, see batched.py;
+--compare measures nothing, see against.py.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from tamis.jit_kernels.backends import roofline as ceilings
 from tamis.jit_kernels.contract.types import PAGE
 
 WARM_UP = 8  # tokens
-COLUMNS = {  # of the table; JSON and CSV have the keys
+COLUMNS = {  # of the table; JSON and CSV use the keys
     "model": "model",
     "threads": "threads",
     "attn": "attn",
@@ -44,7 +45,7 @@ COLUMNS = {  # of the table; JSON and CSV have the keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     common.add_model_arguments(parser, threads=False, several=True)
     states.add_arguments(parser)
     parser.add_argument(
@@ -104,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a row a test: the median speed with minimum and maximum."""
+    """Print a row for each test: the median speed with minimum and maximum."""
     if arguments.compare:
         return _compare(arguments)
     tests = [("pp", n) for n in arguments.n_prompt if n] + [("tg", n) for n in arguments.n_gen if n]
@@ -139,7 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    """The table of --compare; 1 where a test became slower. Raises UsageError, OSError."""
+    """Print the table of --compare; returns 1 if a test became slower.
+
+    Raises UsageError, OSError.
+    """
     rows = against.compare(*arguments.compare)
     if arguments.json:
         sys.stdout.writelines(json.dumps(row) + "\n" for row in rows)
@@ -154,7 +158,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _batched(arguments: argparse.Namespace, methods: list[str]) -> int:
-    """The table of -np. Raises UsageError."""
+    """Print the table of -np. Raises UsageError."""
     others = ("profile", "text", "session", "audit", "ctx")
     given = [f"--{name}" for name in others if getattr(arguments, name)]
     given += ["-d"] if any(arguments.depth) else []
@@ -171,7 +175,7 @@ def _write(
     columns: dict[str, str],
     found: Callable[[argparse.Namespace], Iterator[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
-    """The rows of each number of threads, written as the flags ask for."""
+    """Write the rows of each number of threads as the flags ask for; returns the rows."""
     rows: list[dict[str, Any]] = []
     for n_threads in arguments.threads or [None]:
         arguments.threads = n_threads
@@ -190,7 +194,7 @@ def _write(
 def measure(
     arguments: argparse.Namespace, tests: list[tuple[str, int]]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one number of threads, each as soon as it is known."""
+    """Yield the rows of one number of threads, each as soon as it is measured."""
     progress = common.Progress()
     engine = common.load_engine(arguments, progress)
     start = time.perf_counter()
@@ -222,7 +226,7 @@ def measure(
             }
             if kind == "tg":
                 row |= _traffic(engine, session.kv_types, depth + n / 2, row["tok_s"])
-            if asked[:2].any():  # units or pages that were there, those that were not, bytes
+            if asked[:2].any():  # hits and misses in units or pages, and fetched bytes
                 brought = asked[2] / (n * arguments.repetitions) / 1e6
                 row |= {"hit_rate": round(asked[0] / asked[:2].sum(), 4)}
                 row |= {"mb_brought": round(brought, 2)}
@@ -240,7 +244,7 @@ def _speeds(
     n: int,
     repetitions: int,
 ) -> list[float]:
-    """Tokens a second of each repetition; the session is left at the depth it has."""
+    """Tokens per second of each repetition; the session keeps its depth."""
     depth, speeds = session.n_past, []
     for _ in range(repetitions):
         speeds.append(once(session, ids[:n]))
@@ -249,7 +253,7 @@ def _speeds(
 
 
 def _asked(session: Any) -> np.ndarray:
-    """What was asked of a tier so far: hits, misses and bytes that were fetched."""
+    """Counters of a KV tier so far: hits, misses and fetched bytes."""
     counts = session.kv_counts
     found = (0, 0, 0) if counts is None else (counts.n_hit, counts.n_miss, counts.n_read)
     return np.array(found, np.int64)
@@ -269,7 +273,7 @@ def _decode(session: Any, ids: np.ndarray) -> float:
 
 
 def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, float]:
-    """MB a decoded token has to read, with all n_past KV rows, and the GB/s it implies.
+    """MB that a decoded token has to read, with all n_past KV rows, and the implied GB/s.
 
     A method that selects reads fewer KV rows than are counted here.
     """
@@ -280,7 +284,10 @@ def _traffic(engine: Any, types: Any, n_past: float, tok_s: float) -> dict[str, 
 
 
 def token_weights(tensors: Any, hp: Any) -> float:
-    """Bytes of weights one token needs: of the experts those used, of an untied table one row."""
+    """Bytes of weights that one token needs.
+
+    Of experts only the used ones count, of an untied token embedding one row.
+    """
     total = 0.0
     for name, tensor in tensors.items():
         share = 1.0

@@ -1,4 +1,4 @@
-"""`tamis cache`: what tamis keeps on disk, how large and how old it is; and clearing it."""
+"""`tamis cache`: the size and age of what tamis keeps on disk; and clearing it."""
 
 import argparse
 import contextlib
@@ -26,14 +26,14 @@ DAY = 86400.0
 
 
 class Kept(NamedTuple):
-    """Something that is kept in a folder and can be made or fetched again."""
+    """A folder of files that can be made or fetched again."""
 
     text: str
     folder: Callable[[], Path]
 
 
 def kept() -> dict[str, Kept]:
-    """What can be cleared, by name."""
+    """The folders that can be cleared, by name."""
     from tamis.fetch.registry import models_folder
     from tamis.jit_kernels.compile import store
     from tamis.model import prepared
@@ -48,7 +48,7 @@ def kept() -> dict[str, Kept]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "action",
         nargs="?",
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is kept, or what was freed. Raises UsageError."""
+    """Print what is kept, or how much was freed. Raises UsageError."""
     known = kept()
     if arguments.action == "show" and not arguments.what:
         _show(known, as_json=arguments.json)
@@ -111,7 +111,7 @@ def _show(known: dict[str, Kept], *, as_json: bool) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Any]]:
-    for parent, _, names in os.walk(folder):  # which passes over what cannot be read
+    for parent, _, names in os.walk(folder):  # os.walk skips what it cannot read
         for path in (Path(parent, name) for name in names):
             with contextlib.suppress(OSError):  # another process may have removed it
                 if path.is_file() and not path.is_symlink():
@@ -119,7 +119,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _clear(folder: Path, days: float) -> int:
-    """Remove files, and folders that are empty then; the bytes that were freed."""
+    """Remove files, then empty folders; returns the freed bytes."""
     freed = 0
     for path, status in list(_files(folder)):
         if time.time() - max(status.st_atime, status.st_mtime) >= days * DAY:

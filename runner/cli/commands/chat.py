@@ -9,7 +9,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     common.add_model_arguments(parser, auto=True)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read messages and commands until the end of input; 1 where one from a pipe failed."""
+    """Read messages and commands until the end of input; returns 1 if one from a pipe failed."""
     progress = common.Progress()
     params = samplers.params(arguments)
     samplers.check(arguments)

@@ -1,4 +1,4 @@
-"""`tamis completion`: a shell's completion of commands, flags, models and methods."""
+"""`tamis completion`: shell completion of commands, flags, models and methods."""
 
 import argparse
 import contextlib
@@ -40,7 +40,7 @@ complete -c tamis -f -a \\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "shell",
         nargs="?",
@@ -51,17 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a shell's script, or what a script asks for."""
+    """Print a shell's script, or the candidates that a script asks for."""
     if arguments.words is None:
         sys.stdout.write(SCRIPTS[arguments.shell or "bash"])
         return 0
     found = candidates(arguments.words)
     sys.stdout.write("".join(f"{word}\n" for word in found))
-    return 0 if found else 1  # 1: the shell's own, file names
+    return 0 if found else 1  # 1: the shell completes file names itself
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last word may become, after the words before it; [] where files are meant."""
+    """Completions of the last word, given the words before it; [] if a file is expected."""
     *before, last = words or [""]
     command = next((word for word in before if not word.startswith("-")), None)
     if command is None:
@@ -84,7 +84,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _known(dest: str) -> list[str]:
-    """Values of a flag that are known by name."""
+    """The known values of a flag."""
     if dest == "model":
         from tamis.fetch.registry import KNOWN, installed
 
@@ -100,9 +100,9 @@ def _known(dest: str) -> list[str]:
 
 
 def of_message(text: str) -> list[tuple[str, int]]:
-    """What a message that begins with `text` may go on with, if it is one of chat's commands.
+    """Completions of one of chat's commands that begins with `text`.
 
-    Each with how many characters at the end of `text` it stands for.
+    Each has the number of characters at the end of `text` that it replaces.
     """
     from tamis.cli.conversation.repl import COMMANDS as IN_CHAT
     from tamis.cli.options import samplers
@@ -124,7 +124,7 @@ def of_message(text: str) -> list[tuple[str, int]]:
 
 
 def _paths(start: str) -> list[str]:
-    """Files and folders whose names begin so, at most a hundred."""
+    """Files and folders whose names begin with `start`, a hundred at most."""
     folder, _, name = start.rpartition("/")
     root = Path(os.path.expanduser(folder or ("/" if start.startswith("/") else ".")))
     found = []

@@ -1,4 +1,4 @@
-"""`tamis config`: the defaults of flags, what they are and where they come from."""
+"""`tamis config`: the defaults of flags, their values and their origins."""
 
 import argparse
 import importlib
@@ -30,7 +30,7 @@ TEMPLATE = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "action",
         nargs="?",
@@ -117,7 +117,7 @@ def _found(command: str) -> list[tuple[str, settings.Setting]]:
 
 
 def _check(data: dict[str, Any], path: Path) -> None:
-    """Raise SettingsError for a key that no command has, or a value that it does not take."""
+    """Raise SettingsError for a key that no command has, or a value that its flag refuses."""
     parsers = {command: parser_of(command) for command in COMMANDS}
     every = {name for parser in parsers.values() for name in settings.named(parser)}
     for key, value in data.items():
@@ -142,7 +142,7 @@ def _check(data: dict[str, Any], path: Path) -> None:
 
 
 def _change(path: Path, key: str, value: str | None) -> None:
-    """Set or unset a key, all else of the file as it was. Raises UsageError, SettingsError."""
+    """Set or remove a key; the rest of the file is unchanged. Raises UsageError, SettingsError."""
     settings.read(path)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     parts = key.split(".")
@@ -160,7 +160,7 @@ def _change(path: Path, key: str, value: str | None) -> None:
 
 
 def _literal(value: str) -> str:
-    """A value as TOML: as it is where it is a number, a switch or a list, else a string."""
+    """A value as TOML: unquoted if it is a number, a switch or a list, else a string."""
     try:
         tomllib.loads(f"x = {value}")
     except tomllib.TOMLDecodeError:
@@ -169,7 +169,7 @@ def _literal(value: str) -> str:
 
 
 def edited(text: str, head: list[str], name: str, literal: str | None) -> str:
-    """TOML with a key of a table set, or without it; all other lines as they are."""
+    """TOML with a key of a table set or removed; all other lines are unchanged."""
     header = "" if not head else f"[{head[0]}]"
     if len(head) == 2:
         header = f"[{head[0]}.{json.dumps(head[1])}]"

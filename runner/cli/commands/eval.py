@@ -1,7 +1,7 @@
-"""`tamis eval`: what methods keep of a model's quality, by tasks, by texts and inside attention.
+"""`tamis eval`: how much of a model's quality methods retain, by tasks, texts and attention.
 
-Results are kept as they come; the same command goes on where a run was stopped, and a longer list
-of methods, lengths or tasks adds to what is there.
+Results are stored as they are computed; the same command resumes an interrupted run, and a longer
+list of methods, lengths or tasks adds to the stored results.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from tamis.cli.terminal import note
 from tamis.evals.own_data import METRICS
 
 N_SAMPLE = 5
-DEFAULT_AUDIT = 3  # no factor of the rounds of methods; the shortest answers have three tokens
+DEFAULT_AUDIT = 3  # coprime to rounds of methods; the shortest answers have three tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     common.add_model_arguments(parser, several=True, lengths=True)
     common.add_rope_arguments(parser)
     _add_questions(parser)
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
-    """Where results go, and in which forms."""
+    """Add the flags of results: their folder and their forms."""
     parser.add_argument(
         "-o",
         "--out",
@@ -98,7 +98,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
-    """Flags of what is asked and how answers are scored."""
+    """Add the flags of questions and of how answers are scored."""
     parser.add_argument(
         "--task",
         action="append",
@@ -123,7 +123,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the results that are missing, then the report; its paths go to standard output."""
+    """Compute the missing results, then the report; prints the report's paths."""
     from tamis.evals.tasks import tasks
 
     if arguments.list:
@@ -140,7 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
-    """What was asked for, checked as far as it can be without a model. Raises UsageError."""
+    """The settings of the flags, checked as far as that is possible without a model.
+
+    Raises UsageError.
+    """
     from tamis.evals.own_data import read_data
     from tamis.evals.plan import Settings
     from tamis.evals.scoring import rouge_scorer
@@ -178,7 +181,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
 
 
 def _chosen(words: Sequence[str]) -> tuple[str, ...]:
-    """The names of tasks that names and groups stand for, each once. Raises UsageError."""
+    """The names of tasks in a list of names and groups, each once. Raises UsageError."""
     from tamis.evals.plan import TEXT
     from tamis.evals.tasks import tasks
 
@@ -231,7 +234,7 @@ def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:
 
 
 def _longest(engine: Any, settings: Any) -> int:
-    """Tokens that the longest prompt of the data takes with its answer, in 256s."""
+    """Tokens of the data's longest prompt with its answer, rounded up to multiples of 256."""
     from tamis.evals.answer import encode
 
     examples = [example for data in settings.data for example in data.examples]
@@ -263,7 +266,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 class _Clock:
-    """Counts results and says how long the others will take, by their lengths."""
+    """Counts results and estimates the time that the others will take, by their lengths."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.n_left, self._left = len(lengths), sum(lengths)

@@ -1,4 +1,4 @@
-"""`tamis inspect`: what is in a GGUF file and what memory it takes."""
+"""`tamis inspect`: the content of a GGUF file and the memory that its model takes."""
 
 import argparse
 import json
@@ -9,11 +9,11 @@ from tamis.cli.options import common
 from tamis.cli.options.errors import one_line
 from tamis.cli.terminal import printable
 
-SHOWN = 8  # items of a long array
+SHOWN = 8  # items shown of a long array
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
     parser.add_argument(
         "-c",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; a model that cannot be run is shown too, without a memory plan."""
+    """Print the report; a model that cannot be run is reported too, without a memory plan."""
     from tamis.formats.gguf import GGUFFile
 
     path = common.model_file(arguments.model, common.Progress())
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _memory(path: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The plan in bytes, or {"error": why the model cannot be run}."""
+    """The plan in bytes, or {"error": the reason why the model cannot be run}."""
     from tamis.engine.engine import Engine
 
     try:

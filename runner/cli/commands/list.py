@@ -1,4 +1,4 @@
-"""`tamis list`: the models that are here, and those with a short name."""
+"""`tamis list`: the installed models, and those with a short name."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ COLUMNS = {"name": "name", "size": "size", "used": "used", "file": "file"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "--all", action="store_true", help="also list the models that can be fetched"
     )
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line a model."""
+    """Print one line for each model."""
     from tamis.fetch.registry import KNOWN, installed, models_folder
 
     rows: list[dict[str, Any]] = [
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _used(path: Path) -> int:
-    """Seconds since a file was read or written, as far as the file system knows."""
+    """Seconds since a file was last read or written, as far as the file system records it."""
     status = path.stat()
     return max(0, int(time.time() - max(status.st_atime, status.st_mtime)))
 
 
 def size(n_bytes: float) -> str:
-    """Bytes as people say them."""
+    """A number of bytes in readable form."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= factor:
             return f"{n_bytes / factor:.{1 if unit == 'GB' else 0}f} {unit}"
@@ -67,7 +67,7 @@ def size(n_bytes: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """A time in the past as people say it."""
+    """A time in the past in readable form."""
     for unit, factor in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * factor:
             return f"{seconds // factor:.0f} {unit} ago"

@@ -10,12 +10,12 @@ from tamis.version import __version__
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.epilog = "tamis man | man -l -        tamis man > ~/.local/share/man/man1/tamis.1"
 
 
 def run(_arguments: argparse.Namespace) -> int:
-    """Print the page in man's language."""
+    """Print the page in roff."""
     sys.stdout.write("\n".join(page()) + "\n")
     return 0
 
@@ -56,6 +56,6 @@ def _described(parser: argparse.ArgumentParser, action: argparse.Action) -> Iter
 
 
 def _roff(text: object) -> str:
-    """Text in which man finds no commands of its own."""
+    """Text with everything escaped that roff would take for a command."""
     safe = str(text).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{safe}" if safe.startswith((".", "'")) else safe

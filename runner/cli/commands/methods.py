@@ -1,4 +1,4 @@
-"""`tamis methods`: what --attn and --prefill take."""
+"""`tamis methods`: the methods that --attn and --prefill take."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,7 @@ from tamis.select.notation import PARAMETERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "name",
         nargs="?",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every method with its parameters, their defaults and where it serves."""
+    """Print every method with its parameters, their defaults and its roles."""
     from tamis.select.notation import methods
 
     if arguments.name is not None:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain(name: str, *, as_json: bool) -> int:
-    """One method: its idea, its parameters and the rest of what its file says."""
+    """Print one method: its idea, its parameters and the rest of its file's docstring."""
     from tamis.select.notation import methods
 
     known = methods()
@@ -75,7 +75,7 @@ def _explain(name: str, *, as_json: bool) -> int:
 
 
 def _shown(entry: dict[str, Any]) -> str:
-    """The name, and what parentheses it takes."""
+    """The name, and the arguments that it takes in parentheses."""
     if entry["over_another"]:
         return f"{entry['name']}(METHOD)"
     return entry["name"] + ("[(METHOD)]" if entry["takes_another"] else "")
@@ -84,7 +84,8 @@ def _shown(entry: dict[str, Any]) -> str:
 def _described(name: str, method: Any) -> dict[str, Any]:
     """Name, roles, first line of the method's file, parameters with their defaults.
 
-    parameters has the papers' names, defaults the names that all methods share, names both.
+    parameters uses the papers' names, defaults the names that all methods share, names maps one to
+    the other.
     """
     from tamis.select.notation import INNER, defaults_of, needs_inner, parameters_of
 

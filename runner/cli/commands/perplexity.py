@@ -1,4 +1,4 @@
-"""`tamis perplexity`: how well a model predicts a text, counted as llama-perplexity counts."""
+"""`tamis perplexity`: how well a model predicts a text, with the counting of llama-perplexity."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ MIN_CTX, DEFAULT_CTX = 8, 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     common.add_model_arguments(parser, several=True)
     states.add_arguments(parser)
     parser.add_argument(
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace, methods: list[str]) -> int:
-    """Print a row a method, dense attention's first."""
+    """Print a row for each method, dense attention's first."""
     text = common.read_text(arguments.file)
     arguments.attn = [method for method in methods if method != "dense"]
     if arguments.depth:
@@ -102,10 +102,10 @@ def _compare(arguments: argparse.Namespace, methods: list[str]) -> int:
 
 
 def cut(tokenizer: Any, text: str, n_ctx: int) -> np.ndarray:
-    """The text in chunks, int64 [n_chunk, n_ctx]; what is left at the end is not counted.
+    """The text in chunks, int64 [n_chunk, n_ctx]; the remainder at the end is not counted.
 
-    Where the model adds BOS, it stands in place of each chunk's first token. Raises ValueError
-    for a text shorter than one chunk.
+    If the model adds BOS, it replaces each chunk's first token. Raises ValueError for a text
+    shorter than one chunk.
     """
     ids = np.array(tokenizer.encode(text), np.int64)
     chunks = ids[: len(ids) // n_ctx * n_ctx].reshape(-1, n_ctx).copy()
@@ -121,7 +121,7 @@ def cut(tokenizer: Any, text: str, n_ctx: int) -> np.ndarray:
 def chunk_losses(slices: Iterable[np.ndarray], chunk: np.ndarray) -> Iterator[np.ndarray]:
     """Negative log-likelihoods, float64, of the predictions at positions n_ctx/2 to n_ctx - 2.
 
-    slices: float32 [n_rows, n_vocab], together one row a position; all are consumed.
+    slices: float32 [n_rows, n_vocab], with one row for each position in total; all are consumed.
     """
     first, last = len(chunk) // 2, len(chunk) - 1
     at = 0

@@ -12,7 +12,7 @@ from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import table
 
-SECONDS = 10  # that a server may take
+SECONDS = 10  # the time that a server may take to reply
 COLUMNS = {
     "name": "model",
     "size": "size",
@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "--host", default="127.0.0.1", help="address of the server (default: %(default)s)"
     )
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line a model. Raises OSError where there is no server."""
+    """Print one line for each model. Raises OSError if there is no server."""
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     url = f"http://{host}:{arguments.port}/api/ps"
     headers = {}
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _key(path: str) -> str:
-    """The first key of a file, as a header has it. Raises UsageError, OSError, ValueError."""
+    """The first key of a file, valid in a header. Raises UsageError, OSError, ValueError."""
     for line in common.read_text(path).split("\n"):
         if key := line.strip(" \t\r"):
             return key.encode().decode("latin-1")

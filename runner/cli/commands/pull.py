@@ -9,7 +9,7 @@ from tamis.fetch.registry import KNOWN, pull
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     names = ", ".join(sorted(KNOWN))
     parser.add_argument(
         "name", help=f"model to fetch: {names}, or hf:owner/repo:Q4_K_M from the Hugging Face hub"

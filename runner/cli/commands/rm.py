@@ -10,7 +10,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "names", nargs="+", metavar="MODEL", help="names of models as `tamis list` prints them"
     )
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove them all, or none where one is not there. Raises UsageError."""
+    """Remove all named models, or none if one does not exist. Raises UsageError."""
     from tamis.fetch.registry import installed, remove
 
     there = {model.name: model for model in installed()}

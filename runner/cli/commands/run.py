@@ -1,4 +1,4 @@
-"""`tamis run`: one prompt, one answer. The answer alone goes to standard output."""
+"""`tamis run`: one prompt, one answer. Only the answer goes to standard output."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     prompt.add_arguments(parser)
     common.add_model_arguments(parser, auto=True)
     common.add_context_arguments(parser)
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class _Answer:
-    """What was written, and when: start of reading, first token, end."""
+    """An answer: its text, and when reading began, the first token came and it ended."""
 
     n_prompt: int
     start: float = field(default_factory=time.perf_counter)
@@ -75,7 +75,7 @@ class _Answer:
         return "".join(piece.text for piece in self.pieces)
 
     def speeds(self) -> dict[str, Any]:
-        """Counts, tokens a second and how it ended, as --json has them."""
+        """Counts, tokens per second and the finish reason, in the form of --json."""
         first = self.first or self.end
         n = len(self.pieces)
         return {
@@ -88,7 +88,7 @@ class _Answer:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer; 1 where it is empty."""
+    """Print the answer; returns 1 if it is empty."""
     began = time.perf_counter()
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template: leave --raw or --system away")
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _pieces(
     engine: Any, session: Any, ids: list[int], params: Any, arguments: argparse.Namespace
 ) -> Iterator[Any]:
-    """The answer, piece by piece; with --context-shift a quarter of the context always stays."""
+    """Yield the answer in pieces; with --context-shift a quarter of the context always stays."""
     options = {
         "stop": arguments.stop,
         "max_tokens": None if arguments.max_tokens == -1 else arguments.max_tokens,
@@ -150,7 +150,7 @@ def _pieces(
 
 
 def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> None:
-    """The JSON answer on standard output, or notes and the audit for the person."""
+    """Print the JSON answer, or write notes and the audit to standard error."""
     from tamis.cli.terminal import audit
 
     speeds, found = answer.speeds(), session.audit
@@ -173,7 +173,7 @@ def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> Non
 
 
 def _stats(engine: Any, session: Any, answer: _Answer, opened: float) -> None:
-    """Where the time and the memory went, on standard error."""
+    """Write the use of time and memory to standard error."""
     speeds, types = answer.speeds(), session.kv_types
     plan = engine.memory_plan(
         session.n_ctx,

@@ -1,6 +1,6 @@
-"""`tamis serve`: OpenAI's API over HTTP, and a page to chat with, for this machine's programs.
+"""`tamis serve`: OpenAI's API over HTTP, and a chat page, for programs on this machine.
 
-Without -m it offers all models that are installed.
+Without -m it offers all installed models.
 """
 
 import argparse
@@ -21,7 +21,7 @@ MOST_CHOICES = 8  # of one request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.epilog = (
         "--ctx is the context length of one request: each of the --parallel slots has that much"
     )
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    """What the model is called in replies."""
+    """Add the flags of the model's names in replies."""
     parser.add_argument(
         "--alias",
         type=_names,
@@ -101,7 +101,7 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
-    """How long models stay, and how many."""
+    """Add the flags of how long models stay loaded, and how many."""
     parser.add_argument(
         "--keep-alive",
         type=_keep_alive,
@@ -132,7 +132,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
-    """Where prompts are kept that slots no longer hold."""
+    """Add the flags of the cache for prompts that slots no longer hold."""
     parser.add_argument(
         "--cache-ram",
         type=common.cache_size,
@@ -156,7 +156,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
-    """Flags of who may ask, and of what requests may share."""
+    """Add the flags of access, and of what requests may share."""
     key = parser.add_mutually_exclusive_group()
     key.add_argument(
         "--api-key",
@@ -195,7 +195,7 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
-    """How answers are made."""
+    """Add the flags of how answers are generated."""
     parser.add_argument(
         "--set",
         action="append",
@@ -265,7 +265,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 def field(text: str) -> tuple[str, Any]:
-    """A field of requests and its value: JSON, or else a text."""
+    """A field of requests and its value, which is JSON or else a text."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -276,7 +276,7 @@ def field(text: str) -> tuple[str, Any]:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """What one client may take of the server."""
+    """Add the flags of limits for each client."""
     for name, default, text in (
         ("--timeout-header", 10, "most time until the header of a request is complete"),
         ("--timeout-request", 60, "most time until the body of a request is received and prepared"),
@@ -322,7 +322,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def defaults() -> dict[str, Any]:
-    """What the flags of this command are where they are not given."""
+    """The defaults of this command's flags."""
     parser = Parser()
     add_arguments(parser)
     return {action.dest: action.default for action in parser._actions if action.dest != "help"}
@@ -378,7 +378,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, access: Any) -> Any:
-    """What the server is started with. Raises UsageError."""
+    """The server's settings. Raises UsageError."""
     from tamis.bindings.serve.http.app import Settings
 
     asked = {"context_shift": arguments.context_shift, "keep_markers": arguments.keep_markers}
@@ -405,10 +405,10 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
 
 
 class Source:
-    """The model of -m, or all that are installed; each in a process of its own."""
+    """The model of -m, or all installed ones; each runs in a process of its own."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Any) -> None:
-        """Raises UsageError, ModelError."""
+        """Check the flags. Raises UsageError, ModelError."""
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
@@ -443,7 +443,7 @@ class Source:
             raise UsageError("--alias is the name of one model: name that with -m")
 
     def offers(self) -> list[Any]:
-        """All there are; a model that is removed meanwhile is left out."""
+        """All offered models; one that was removed meanwhile is left out."""
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
@@ -457,7 +457,7 @@ class Source:
         return found
 
     def start(self, offer: Any) -> Any:
-        """The supervisor of a model's process, which begins to load it."""
+        """The supervisor of a model's process, which begins to load the model."""
         from dataclasses import asdict
 
         from tamis.bindings.serve.supervisor import ModelProcess, Start, Supervisor
@@ -493,24 +493,30 @@ class Source:
         )
 
     def text(self, offer: Any, n_ctx: int = 0) -> Any:
-        """Vocabulary and template of a model; n_ctx: of the texts that its tokenizer takes."""
+        """The vocabulary and template of a model.
+
+        n_ctx limits the texts that its tokenizer takes.
+        """
         from tamis.bindings.serve.text import TextModel
 
         return TextModel.load(offer.path, n_ctx, self._template)
 
     def serve(self, offer: Any, worker: Any) -> Any:
-        """The application of a model that is loaded."""
+        """The application of a loaded model."""
         from tamis.bindings.serve.http.application import application
         from tamis.bindings.serve.models import Model
 
         loaded = worker.wait()
         text = self.text(offer, loaded.n_ctx)
-        # The log has a line for each request already: the router's.
+        # The router logs a line for each request already.
         model = Model(offer.name, offer.path, text, loaded, worker)
         return application(model, self._settings, lambda line: None)
 
     def load(self, offer: Any) -> tuple[Any, Any]:
-        """Both, with progress for the person. Raises LoadError."""
+        """The supervisor and application of a model, loaded with progress shown.
+
+        Raises LoadError.
+        """
         worker = self.start(offer)
         try:
             worker.wait()
@@ -526,7 +532,7 @@ class Source:
 
 
 def _keep_alive(text: str) -> float:
-    """An argument such as 5m."""
+    """The seconds of an argument such as 5m."""
     from tamis.bindings.serve.body import seconds_of
 
     try:
@@ -536,7 +542,7 @@ def _keep_alive(text: str) -> float:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Names with commas between, each once, by the alphabet."""
+    """Names separated by commas, without repetitions, sorted."""
     found = sorted({name.strip() for name in text.split(",")} - {""})
     if not found:
         raise argparse.ArgumentTypeError("expected a name")
@@ -544,11 +550,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
-    """Loading for a client shows no progress."""
+    """Show no progress: the model is loaded for a client."""
 
 
 def _template(path: str | None, text: str | None) -> str | None:
-    """A template of a file, or a text that is one or names one. Raises OSError, UsageError."""
+    """A template from a file, or from a text that is one or names one.
+
+    Raises OSError, UsageError.
+    """
     if path is not None:
         return Path(path).read_text(encoding="utf-8")
     if text is None or not re.fullmatch(r"[\w.-]+", text):
@@ -563,13 +572,13 @@ def _template(path: str | None, text: str | None) -> str | None:
 
 
 def _cache_sizes(arguments: argparse.Namespace) -> Any:
-    """Sizes of the prompt cache, None for none. Raises UsageError."""
+    """The sizes of the prompt cache, None without one. Raises UsageError."""
     from tamis.bindings.serve.supervisor import CacheSizes
 
     folder = arguments.cache_dir
     if arguments.cache_disk is not None and folder is None:
         raise UsageError("--cache-disk is the space of --cache-dir: name that folder too")
-    if arguments.isolate:  # no request has anything of another one's
+    if arguments.isolate:  # requests share nothing
         if folder is not None or arguments.cache_ram:
             raise UsageError("--isolate keeps no prompts: leave out --cache-ram and --cache-dir")
         return None
@@ -578,14 +587,14 @@ def _cache_sizes(arguments: argparse.Namespace) -> Any:
 
 
 def _folder(path: str | None) -> Path | None:
-    """A folder for files of slots. Raises UsageError where it is none."""
+    """The folder for files of slots. Raises UsageError if it is not a folder."""
     if path is not None and not Path(path).is_dir():
         raise UsageError(f"--slot-save-path {path} is no folder")
     return None if path is None else Path(path).absolute()
 
 
 def _access(arguments: argparse.Namespace) -> Any:
-    """Names and key. Raises UsageError for an address that others reach without a key."""
+    """The host names and keys. Raises UsageError for a public address without a key."""
     from tamis.bindings.serve.http.guard import ANY, LOCAL, Access, is_local
     from tamis.bindings.serve.http.listen import hosts_of
 
@@ -603,9 +612,9 @@ def _access(arguments: argparse.Namespace) -> Any:
 
 
 def _keys(key: str | None, path: str | None) -> str:
-    """The keys of --api-key or --api-key-file, "" where neither is given. Raises UsageError.
+    """The keys of --api-key or --api-key-file, "" if neither is given. Raises UsageError.
 
-    One that is empty, as an unset variable makes it, is no wish to serve without a key.
+    An empty key, as from an unset variable, is an error and does not mean a server without a key.
     """
     from tamis.bindings.serve.http.guard import keys_of
 

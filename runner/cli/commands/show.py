@@ -1,4 +1,4 @@
-"""`tamis show`: what a person wants to know of a model before using it."""
+"""`tamis show`: facts of a model for a user who considers it."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ CONTEXTS = (8192, 32768, 131072)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts; a model that cannot be run is shown too, with the reason."""
+    """Print the facts; for a model that cannot be run also the reason."""
     from tamis.formats.gguf import GGUFFile
 
     path = common.model_file(arguments.model, common.Progress())
@@ -65,7 +65,7 @@ def _facts(file: Any) -> dict[str, Any]:
 
 
 def _memory(path: Any, n_train: int) -> dict[str, Any]:
-    """MiB of KV cache for some lengths; or why the model cannot be run."""
+    """MiB of KV cache for some lengths, or the reason why the model cannot be run."""
     from tamis.cli.options.errors import one_line
     from tamis.engine.engine import Engine
 

@@ -1,4 +1,4 @@
-"""`tamis summarize`: documents of any length, each its own summary or answer."""
+"""`tamis summarize`: a summary or an answer for each document, of any length."""
 
 import argparse
 import contextlib
@@ -24,13 +24,13 @@ from tamis.platform.processes import usable_cpus
 
 N_WORDS = 150
 NOT_FOUND = 3  # exit status
-N_QUOTE = 240  # characters of a quote in text; JSON has all of it
+N_QUOTE = 240  # characters of a quote in text output; JSON has all of it
 DRAW_EVERY = 0.1  # seconds
 BAR = 20  # characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
-    """Where answers and KV caches are stored."""
+    """Add the flags of where answers and KV caches are stored."""
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
@@ -111,9 +111,9 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the summaries; 1 where a document failed, after all others are done.
+    """Write the summaries; returns 1 if a document failed, after all others are done.
 
-    3 where a question has an answer in no document.
+    Returns 3 if no document answers the question.
     """
     names = list(dict.fromkeys(arguments.files))
     settings = _settings(arguments, min(arguments.workers, len(names)))
@@ -145,13 +145,13 @@ def _gigabytes(text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0
-    if not 1e-9 <= value < 1e9:  # a byte at least: no bytes would stand for the default
+    if not 1e-9 <= value < 1e9:  # at least one byte: 0 bytes would mean the default
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
     return int(value * 1e9)
 
 
 def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
-    """What the arguments ask for. Raises UsageError before anything is loaded."""
+    """The settings of the flags. Raises UsageError before anything is loaded."""
     from tamis.summary.plan import Settings
     from tamis.summary.prompts import Task
 
@@ -180,7 +180,7 @@ def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
 
 
 def _kv_folder(arguments: argparse.Namespace) -> Path | None:
-    """The folder of the KV cache that memory has no room for; None: see _Work. UsageError."""
+    """The folder for a KV cache that exceeds memory; None: see _Work. Raises UsageError."""
     if arguments.kv_dir is None:
         if arguments.kv_ram is not None and arguments.no_cache:
             raise UsageError("--kv-ram with --no-cache needs --kv-dir: where the rest goes")
@@ -192,14 +192,14 @@ def _kv_folder(arguments: argparse.Namespace) -> Path | None:
 
 
 class _Line:
-    """The progress of everything, in one line on standard error where that is a terminal."""
+    """Progress of all documents, in one line on standard error if that is a terminal."""
 
     def __init__(self, meter: Any) -> None:
         self._meter, self._progress = meter, common.Progress()
         self._lock, self._drawn, self.silent = threading.Lock(), 0.0, not sys.stderr.isatty()
 
     def draw(self, name: str) -> None:
-        """Show how far it is, at most ten times a second."""
+        """Show the progress, at most ten times per second."""
         with self._lock:
             if self.silent or time.monotonic() - self._drawn < DRAW_EVERY:
                 return
@@ -212,20 +212,23 @@ class _Line:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if not self.silent:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def say(self, text: str) -> None:
-        """A line for the person, in place of the progress."""
+        """Write a line for the user, in place of the progress."""
         with self._lock:
             self.clear()
             note(visible(text))
 
 
 def _fitting(name: str, how: str) -> str:
-    """Both in one line of the terminal, the name by its end: what wraps cannot be drawn over."""
+    """A name and its progress in one line of the terminal; a long name loses its start.
+
+    A wrapped line could not be redrawn.
+    """
     n = columns() - 1
     room = max(n - len(how), 8)
     short = name if len(name) <= room else f"...{name[3 - room :]}"
@@ -233,10 +236,13 @@ def _fitting(name: str, how: str) -> str:
 
 
 def _writable(out: str, documents: list[str]) -> Path:
-    """The file that --out names, behind all links. Raises UsageError for what is not to replace."""
+    """The file that --out names, with links resolved.
+
+    Raises UsageError if it must not be replaced.
+    """
     path = Path(out)
     if out == "-" or (path.exists() and not path.is_file()):
-        # A device or a pipe would become a file: for root even /dev/stdout and /dev/null.
+        # A device or a pipe would be replaced by a file: for root even /dev/stdout and /dev/null.
         raise UsageError(f"--out {out} is no file: name one, or redirect standard output")
     path = path.resolve()
     if path.exists() and any(os.path.exists(d) and path.samefile(d) for d in documents):
@@ -247,19 +253,19 @@ def _writable(out: str, documents: list[str]) -> Path:
 
 
 class _Output:
-    """Where outcomes go, in their order: standard output, or a file that is whole at any time."""
+    """Writes outcomes in order to standard output, or to a file that is complete at any time."""
 
     def __init__(self, arguments: argparse.Namespace, n_document: int) -> None:
         self._json, self._titled = arguments.format == "json", n_document > 1
         self._path = None if arguments.out is None else _writable(arguments.out, arguments.files)
         self._text = ""
-        # A person sees the answer while it is written, where there is one, and it needs no sources.
+        # The answer is streamed if one user sees one answer, and no sources are asked for.
         raw = arguments.ask is None and not arguments.cite
         alone = not (self._json or self._path or self._titled)
         self.streams = sys.stdout.isatty() and raw and alone
 
     def add(self, outcome: dict[str, Any]) -> None:
-        """Write a document's answer, unless a person has seen it."""
+        """Write a document's answer, unless it was streamed."""
         shown = outcome.pop("shown", False)
         if self._json:
             text = json.dumps(outcome, ensure_ascii=False) + "\n"
@@ -274,7 +280,7 @@ class _Output:
             sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
             return
-        # The name of a document may be no UTF-8; in JSON this is its escape.
+        # The name of a document may not be UTF-8; this is its escape in JSON.
         data = self._text.encode(errors="backslashreplace")
         try:
             with write_whole(self._path, durable=False, shared=True) as file:
@@ -284,7 +290,7 @@ class _Output:
 
 
 def _sources(outcome: dict[str, Any]) -> str:
-    """The sources below an answer, a line each; "" where there are none."""
+    """The sources below an answer, one per line; "" without sources."""
     if not outcome["sources"]:
         return ""
     lines = ["", "Sources:" if outcome["found"] else "Nearest passages:"]
@@ -298,7 +304,7 @@ def _sources(outcome: dict[str, Any]) -> str:
 
 
 class _Work:
-    """All documents, each by one of the workers."""
+    """All documents; each is summarized by one of the workers."""
 
     def __init__(
         self, arguments: argparse.Namespace, settings: Any, names: list[str], output: _Output
@@ -320,7 +326,7 @@ class _Work:
                 self._settings = replace(settings, kv_dir=self._cache.folder)
 
     def outcomes(self) -> Generator[dict[str, Any], None, None]:
-        """What became of each document, in their order: a Summary's fields, or name and error."""
+        """Yield the result of each document, in order: a Summary's fields, or name and error."""
         for name in self._names:
             self._guess(name)
         if self._settings.n_session == 1:
@@ -342,7 +348,7 @@ class _Work:
             engine.close()
 
     def _guess(self, name: str) -> None:
-        """Let the meter know of a document that nobody has read yet: four bytes a token."""
+        """Give the meter an estimate for a document that is not read yet: four bytes per token."""
         from tamis.summary.meter import Work
 
         with contextlib.suppress(OSError):
@@ -390,7 +396,7 @@ class _Work:
         return asdict(summary) | {"shown": stream is not None and stream.shown}
 
     def _summarizer(self) -> Any:
-        """The one of this thread, made when its first document is not in the cache."""
+        """The summarizer of this thread, made when its first document is not in the cache."""
         from tamis.summary.summarize import Summarizer
 
         if not hasattr(self._own, "summarizer"):
@@ -400,9 +406,9 @@ class _Work:
         return self._own.summarizer
 
     def _engine(self) -> Any:
-        """An engine for a worker, with its share of the threads: the weights are mapped once.
+        """An engine for a worker, with its share of the threads; the weights are mapped once.
 
-        Two of one thread do more than one of two. A device has one engine for all.
+        Two engines of one thread do more than one of two. On a GPU all workers share one engine.
         """
         from tamis.engine.engine import Engine
 
@@ -435,7 +441,7 @@ class _Work:
 
 
 class _Stream:
-    """An answer on the terminal while it is written."""
+    """An answer that is shown on the terminal while it is generated."""
 
     def __init__(self, line: _Line) -> None:
         self._line, self._stack = line, contextlib.ExitStack()
@@ -443,11 +449,11 @@ class _Stream:
 
     @property
     def shown(self) -> bool:
-        """Whether there was anything to show."""
+        """Whether any text was shown."""
         return self._answer is not None
 
     def write(self, text: str) -> None:
-        """Show more; progress is over with the first of it."""
+        """Show more text; the first of it ends the progress line."""
         if self._answer is None:
             self._line.clear()
             self._line.silent = True  # this was the only document
@@ -455,9 +461,9 @@ class _Stream:
         self._answer.write(text)
 
     def close(self) -> None:
-        """End the answer."""
+        """End the answer's line."""
         self._stack.close()
 
 
 def _nothing(_text: str) -> None:
-    """Shows an answer to nobody: it is written when it is complete."""
+    """Do nothing: the answer is written when it is complete."""

@@ -8,7 +8,7 @@ from tamis.cli.options import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
     parser.add_argument(
         "text", type=common.text, nargs="?", help="the text (default: read from standard input)"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one token a line: id and bytes."""
+    """Print one token per line: id and bytes."""
     from tamis.formats.gguf import GGUFFile
     from tamis.formats.vocab import Vocab
     from tamis.text.tokenizer import tokenizer_for

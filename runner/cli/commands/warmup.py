@@ -1,4 +1,4 @@
-"""`tamis warmup`: compile the kernels of a model and prepare its weights ahead of its first use."""
+"""`tamis warmup`: compile a model's kernels and prepare its weights before its first use."""
 
 import argparse
 import json
@@ -9,13 +9,13 @@ from tamis.cli.options import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     common.add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, and say how long it took."""
+    """Compile and prepare; prints how long it took."""
     progress = common.Progress()
     start = time.monotonic()
     engine = common.load_engine(arguments, progress)

@@ -1,4 +1,4 @@
-"""Reading what a person types or a pipe brings, message by message."""
+"""Reads messages from a terminal or a pipe."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tamis.cli.terminal import note
 
-# prompt, what the line begins with -> line; raises EOFError, KeyboardInterrupt
+# (prompt, initial text) -> line; raises EOFError, KeyboardInterrupt
 Reader = Callable[[str, str], str]
 
 
 def interactive() -> bool:
-    """Whether a person types here and sees what is written."""
+    """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -20,11 +20,11 @@ def messages(
     draft: Callable[[], str],
     complete: Callable[[str], Iterable[tuple[str, int]]],
 ) -> Iterator[str]:
-    """Messages until the end of input; a final backslash joins lines.
+    """Yield messages until the end of input; a final backslash joins lines.
 
-    draft(): what the next one begins with. complete(text): (word, how many characters it stands
-    for) of what a line that begins so may go on with. In a terminal with a history and the status
-    line, and Ctrl-C drops the message being typed; elsewhere it is raised.
+    draft(): the initial text of the next message. complete(text): completions of a line that begins
+    with text, as (word, number of characters that it replaces). In a terminal there are a history
+    and a status line, and Ctrl-C drops the message being typed; elsewhere it is raised.
     """
     at_terminal = interactive()
     read = _terminal_reader(status, complete) if at_terminal else _read_line
@@ -42,19 +42,19 @@ def messages(
 
 
 def _message(read: Reader, draft: str) -> str:
-    """The next message, of one line or several."""
+    """The next message, of one or several lines."""
     text = read("> ", draft)
     while text.endswith("\\"):
         try:
             more = read(". ", "")
-        except EOFError:  # the end of a pipe: what came before it is a message all the same
+        except EOFError:  # the end of a pipe: the text before it is a message nevertheless
             break
         text = text[:-1] + "\n" + more
     return text
 
 
 def _read_line(prompt: str, _draft: str) -> str:
-    if sys.stdin.isatty():  # and standard output is not: the prompt must not go there
+    if sys.stdin.isatty():  # standard output is not a terminal: the prompt must not go there
         sys.stderr.write(prompt)
         sys.stderr.flush()
     line = sys.stdin.readline()
@@ -66,7 +66,7 @@ def _read_line(prompt: str, _draft: str) -> str:
 def _terminal_reader(
     status: Callable[[], str], complete: Callable[[str], Iterable[tuple[str, int]]]
 ) -> Reader:
-    """prompt_toolkit with a history file and the status line, where it is installed."""
+    """A reader with prompt_toolkit, a history file and the status line, if it is installed."""
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
@@ -103,7 +103,7 @@ def _terminal_reader(
         multiline=True,
         completer=Words(),
         complete_while_typing=False,
-        # A line too long for the terminal goes on without a mark, so that it can be copied.
+        # A line too long for the terminal wraps without a mark, so that it can be copied.
         prompt_continuation=lambda _width, _line, n_wrapped: "" if n_wrapped else ". ",
     )
     return lambda text, draft: prompt.prompt(text, default=draft, bottom_toolbar=status)

@@ -1,4 +1,4 @@
-"""The conversation of `tamis chat`: its messages, its commands, what it keeps in files."""
+"""The conversation of `tamis chat`: its messages, its commands and its files."""
 
 import argparse
 import base64
@@ -46,35 +46,35 @@ Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes
 next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
 
 Message = dict[str, str]
-TAIL = 32  # tokens of a prompt's end, which say whether the model thinks already
+TAIL = 32  # tokens of a prompt's end, which show whether a thought is open already
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speed:
-    """What the last answer took: tokens read, those that were held already, tokens written."""
+    """Speeds of the last answer: tokens read, tokens held already, tokens generated."""
 
     n_read: int = 0
     n_reused: int = 0
     read_s: float = 0.0
     n_written: int = 0
-    write_s: float = 0.0  # from the first token on
+    write_s: float = 0.0  # seconds from the first token on
 
     @property
     def read(self) -> float:
-        """Tokens a second of the prompt."""
+        """Tokens per second of the prompt."""
         return self.n_read / self.read_s if self.read_s else 0.0
 
     @property
     def written(self) -> float:
-        """Tokens a second of the answer."""
+        """Tokens per second of the answer."""
         return (self.n_written - 1) / self.write_s if self.n_written > 1 else 0.0
 
 
 class Chat:
-    """A conversation, and a session that holds the tokens of most of it.
+    """A conversation, and a session whose KV cache holds most of it.
 
-    The messages are what counts: tokens that the session lacks are read again.
-    `failed` is whether any message or command ended in an error.
+    The messages are authoritative: tokens that the session lacks are read again. `failed` is
+    whether any message or command ended in an error.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Chat:
         arguments: argparse.Namespace,
         drafts: Any = None,
     ) -> None:
-        """drafts: an engine.drafting.Draft, for the model that the chat begins with."""
+        """Begin a conversation; drafts: an engine.drafting.Draft for the first model, or None."""
         self._engine, self._session, self._params = engine, session, params
         self._arguments, self._drafts = arguments, drafts
         n = arguments.max_tokens
@@ -95,15 +95,16 @@ class Chat:
         if arguments.system:
             self._messages.append({"role": "system", "content": arguments.system})
         self._speed = Speed()
-        self._texts: list[str] = []  # of files, for the next question
-        self._replaced: int | None = None  # how many messages stay before the next question
-        self._draft = ""  # what the next prompt begins with
+        self._texts: list[str] = []  # texts of files for the next question
+        # the number of messages that stay when the next question replaces later ones
+        self._replaced: int | None = None
+        self._draft = ""  # the initial text of the next prompt
         self._thoughts, self._shows_thoughts = "", False
         self.failed = False
         self._follow(engine)
 
     def _follow(self, engine: Any) -> None:
-        """What is fixed for an engine: its form of answers, and the grammar's vocabulary."""
+        """Take what depends on an engine: the form of answers, and the grammar's vocabulary."""
         self._engine = engine
         self.completes = engine.vocab.chat_template is None
         self._format: Any = None
@@ -115,7 +116,7 @@ class Chat:
 
     @property
     def engine(self) -> Any:
-        """The engine that answers now."""
+        """The current engine."""
         return self._engine
 
     @property
@@ -124,7 +125,7 @@ class Chat:
         return [dict(message) for message in self._messages]
 
     def take_draft(self) -> str:
-        """What the next prompt begins with, once."""
+        """The initial text of the next prompt, which is then cleared."""
         draft, self._draft = self._draft, ""
         return draft
 
@@ -135,10 +136,11 @@ class Chat:
         return f"{used}, {self._speed.written:.1f} tok/s" if self._speed.n_written > 1 else used
 
     def handle(self, line: str) -> bool:
-        """Answer a message or do what a command says; False where the conversation ends.
+        """Answer a message or run a command; returns False if the conversation ends.
 
-        An error, which is reported here, leaves the conversation as it was. Ctrl-C keeps what was
-        written and its question. Where nobody types, it is raised: it is for the program then.
+        An error is reported here and leaves the conversation unchanged. Ctrl-C keeps the question
+        and the text generated so far. Without a user at a terminal it is raised, as it ends the
+        program.
         """
         text = line.strip()
         if text in ("/exit", "/quit"):
@@ -172,7 +174,10 @@ class Chat:
         action(rest.strip())
 
     def _ask(self, line: str) -> None:
-        """Answer a question, about the files that were read for it, in place of one to edit."""
+        """Answer a question, together with the texts of /read files.
+
+        It replaces a question being edited.
+        """
         kept = self._messages if self._replaced is None else self._messages[: self._replaced]
         content = "\n\n".join([*self._texts, line])
         self._reply([*kept, {"role": "user", "content": content}])
@@ -183,8 +188,7 @@ class Chat:
         ids = self._encode(messages)
         if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
             messages, ids = self._shortened(messages, ids)
-        # What the session holds already of the conversation is not read again; at least one token
-        # is, because its logits are needed.
+        # Only the part that the session lacks is read; at least one token, for its logits.
         same = _common_prefix(self._session.tokens, ids[:-1])
         self._session.truncate(same)
         progress = common.Progress()
@@ -222,7 +226,7 @@ class Chat:
             self._session.audit.reset()
 
     def _parser(self, ids: list[int]) -> Any:
-        """What tells thoughts from the answer to a prompt; None where there are none."""
+        """The parser that splits thoughts from the answer; None if the model does not think."""
         if self._format is None or self._format.think is None:
             return None
         from tamis.text.tool_calls import OutputParser
@@ -232,7 +236,7 @@ class Chat:
         return OutputParser(self._format, prompt=end.decode("utf-8", "replace"))
 
     def _encode(self, messages: list[Message]) -> list[int]:
-        """Token ids of the conversation; of a base model's: of its texts, one after the other."""
+        """Token ids of the conversation; for a base model those of its concatenated texts."""
         ids: list[int]
         if self.completes:
             ids = self._engine.tokenizer.encode("".join(m["content"] for m in messages))
@@ -245,7 +249,8 @@ class Chat:
     ) -> tuple[list[Message], list[int]]:
         """The conversation without its oldest questions and answers, and its tokens.
 
-        Half the context, or the last message where that is more. The session drops theirs.
+        It keeps half the context, or the last message if that is longer. The session drops the same
+        tokens.
         """
         first, kept, short = int(messages[0]["role"] == "system"), messages, ids
         while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
@@ -298,14 +303,15 @@ class Chat:
             self._replaced, self._draft = asked[-1], self._messages[asked[-1]]["content"]
 
     def _do_read(self, rest: str) -> None:
-        """Read a file's text now, so that what is asked about it is answered at once."""
+        """Read a file's text into the session now, so that answers about it begin at once."""
         from tamis.formats.documents import read_document
 
         if not rest:
             raise ValueError("/read needs a file name")
         text = read_document(rest, Path(os.path.expanduser(rest)).read_bytes()).text.strip()
         texts = [*self._texts, text]
-        ends = ("a", "b")  # what follows the text is not known yet: only what both share is read
+        # the text's continuation is not known yet: only the common prefix of both is read
+        ends = ("a", "b")
         first, second = (
             self._encode([*self._messages, {"role": "user", "content": "\n\n".join([*texts, end])}])
             for end in ends
@@ -338,7 +344,8 @@ class Chat:
         if not sys.stdout.isatty():
             raise ValueError("there is no terminal whose clipboard could take it")
         text = base64.b64encode(self._messages[-1]["content"].encode()).decode()
-        sys.stdout.write(f"\x1b]52;c;{text}\x07")  # terminals know it, also behind ssh
+        # a terminal's command to set the clipboard, which also works over ssh
+        sys.stdout.write(f"\x1b]52;c;{text}\x07")
         sys.stdout.flush()
         note(f"[{len(self._messages[-1]['content'])} characters copied]")
 
@@ -382,7 +389,7 @@ class Chat:
             raise ValueError("/save needs a file name")
         told = Path(f"{rest}.json")
         if told.exists():
-            self._read_kept(told)  # of another kind of file it says so: that stays
+            self._read_kept(told)  # the error names another kind of file: keep it
         self._session.save(rest)
         kept = {"messages": self._messages, "settings": self._settings()}
         with write_whole(told) as file:
@@ -398,7 +405,7 @@ class Chat:
         note(f"{len(messages)} messages, {self._session.n_past} tokens; settings as they were")
 
     def _read_kept(self, path: Path) -> tuple[list[Message], Any]:
-        """Messages and sampler settings of a kept conversation. Raises OSError, ValueError."""
+        """The messages and sampler settings of a saved conversation. Raises OSError, ValueError."""
         wrong = ValueError(f"{path} is not a kept conversation, or it is damaged")
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -410,7 +417,7 @@ class Chat:
             raise wrong from None
 
     def _settings(self) -> dict[str, Any]:
-        """The sampler settings that are numbers or switches: those that /set knows."""
+        """The sampler settings that are numbers or switches, which /set can change."""
         fields = dataclasses.fields(self._params)
         values = {field.name: getattr(self._params, field.name) for field in fields}
         return {k: v for k, v in values.items() if v is None or isinstance(v, int | float)}
@@ -427,7 +434,7 @@ class Chat:
         self._params = dataclasses.replace(self._params, **{name: new})
 
     def _table(self, known: dict[str, Any]) -> list[str]:
-        """The settings with their defaults and what they do."""
+        """A table of the settings with their defaults and effects."""
         texts = {flag.field: flag.text for flag in samplers.FLAGS}
         usual = type(self._params)()
         rows = [
@@ -468,9 +475,9 @@ class Chat:
 
 
 class Shown:
-    """An answer as it is shown: its text, its thoughts, and its pieces.
+    """An answer on the screen: its text, its thoughts, and its pieces.
 
-    Thoughts are counted in a line that goes, or shown on standard error where they are asked for.
+    Thoughts are counted in a temporary line, or shown on standard error if asked for.
     """
 
     def __init__(self, parser: Any, plain: bool, *, thoughts: bool) -> None:
@@ -480,8 +487,8 @@ class Shown:
         self.first = time.perf_counter()
 
     def stream(self, pieces: Iterator[Any]) -> None:
-        """Show the pieces as they come."""
-        # The prompt is read before the first piece: its progress line needs the screen.
+        """Show the pieces as they arrive."""
+        # The prompt is read before the first piece: until then the screen shows its progress.
         self.said = list(itertools.islice(pieces, 1))
         self.first = time.perf_counter()
         try:
@@ -532,7 +539,7 @@ class Shown:
 
 
 def _tier_line(plan: Any, counts: Any) -> str:
-    """Hits and misses of the KV cache's file or RAM tier; nothing without such a tier."""
+    """Hits and misses of the KV cache's tier in a file or in RAM; "" without a tier."""
     if counts is None:
         return ""
     mib = common.MIB
@@ -550,7 +557,7 @@ def _tier_line(plan: Any, counts: Any) -> str:
 
 
 def _parsed(name: str, value: str, old: Any) -> Any:
-    """The value of a setting in the type that it has."""
+    """A setting's value in the type of its old value."""
     if isinstance(old, bool):
         words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
         if value.lower() not in words:
@@ -564,7 +571,7 @@ def _parsed(name: str, value: str, old: Any) -> Any:
 
 
 def _are_messages(data: Any) -> bool:
-    """Whether the value of a file is a list of messages."""
+    """Whether a value from a file is a list of messages."""
     return isinstance(data, list) and all(
         isinstance(message, dict)
         and message.keys() == {"role", "content"}
@@ -574,12 +581,12 @@ def _are_messages(data: Any) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """Whether UTF-8 can write it: JSON can name half a character."""
+    """Whether UTF-8 can encode a text: JSON can contain unpaired surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _same_kinds(settings: Any, known: dict[str, Any]) -> bool:
-    """Whether settings of a file are those that are known, each a number or a switch as it is."""
+    """Whether a file's settings are known ones, each a number or a switch as expected."""
     return (
         isinstance(settings, dict)
         and settings.keys() == known.keys()
@@ -595,6 +602,6 @@ def _same_kind(value: Any, old: Any) -> bool:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    """How many leading tokens two sequences share."""
+    """The length of the common prefix of two sequences, in tokens."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))

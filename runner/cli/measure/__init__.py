@@ -1,1 +1,1 @@
-"""What `tamis bench` and `tamis perplexity` measure: time and prediction of attention methods."""
+"""Measurements of `tamis bench` and `tamis perplexity`: time and prediction of methods."""

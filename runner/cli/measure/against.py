@@ -1,7 +1,7 @@
-"""`tamis bench --compare`: two files of rows that `tamis bench --json` wrote, one beside the other.
+"""`tamis bench --compare`: two files of rows from `tamis bench --json`, compared.
 
-A test that stands in a file several times, as of rounds that alternate, has the median of its
-speeds, the least minimum and the greatest maximum.
+A test that occurs several times in a file, as in alternating rounds, has the median of its speeds,
+the smallest minimum and the greatest maximum.
 """
 
 import json
@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 from tamis.cli.options.errors import UsageError
 
-SLOWER = (
-    0.95  # of the old speed: less than that is reported, where no run was as fast as an old one
-)
+SLOWER = 0.95  # of the old speed: a smaller one is reported if no new run was as fast as an old one
 COLUMNS = {
     "model": "model",
     "threads": "threads",
@@ -32,7 +30,7 @@ _NAMES = ("model", "threads", "attn", "prefill")
 
 
 class _Speed(NamedTuple):
-    """Tokens a second."""
+    """Speeds of a test in tokens per second."""
 
     median: float
     least: float
@@ -43,9 +41,9 @@ _Found = dict[tuple[Any, ...], list[_Speed]]
 
 
 def compare(old: Path, new: Path) -> list[dict[str, Any]]:
-    """A row for each test of both files; ratios are new to old, their range that of any two runs.
+    """A row for each test of both files, with the ratio of new to old and its range over runs.
 
-    Raises UsageError, for a test that one file lacks too, and OSError.
+    Raises UsageError, also for a test that one file lacks, and OSError.
     """
     before, now = _read(old), _read(new)
     for found, other, path in ((before, now, new), (now, before, old)):
@@ -55,7 +53,7 @@ def compare(old: Path, new: Path) -> list[dict[str, Any]]:
 
 
 def is_slower(row: dict[str, Any]) -> bool:
-    """Whether a test lost more than its runs differ among themselves."""
+    """Whether a test lost more than its runs differ from each other."""
     return row["ratio"] < SLOWER and row["ratio_max"] < 1
 
 
@@ -106,7 +104,10 @@ def _read(path: Path) -> _Found:
 
 
 def _speeds(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Each test of a row with its median, minimum and maximum; -np tells medians only."""
+    """Yield each test of a row with its median, minimum and maximum.
+
+    Rows of -np have medians only.
+    """
     if "b" not in row:
         yield row["test"], row["tok_s"], row["min"], row["max"]
         return

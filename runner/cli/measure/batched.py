@@ -1,7 +1,7 @@
 """`tamis bench -np`: several sequences at once, in the table of llama.cpp's llama-batched-bench.
 
-Each sequence has a prompt of its own, read one after another; then all decode together. Of each row
-of logits the best are found, as many as top-k sampling looks at by default.
+Each sequence has a prompt of its own; these are read one after another, then all sequences decode
+together. Each row of logits is searched for as many best ones as top-k sampling uses by default.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 
 from tamis.cli.options import common
 
-TOP_K = 40  # of the sampler's default
+TOP_K = 40  # the sampler's default
 COLUMNS = {
     "model": "model",
     "threads": "threads",
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one number of threads: medians; pp and tg are tokens of each sequence."""
+    """Yield the rows of one number of threads: medians; pp and tg count tokens of each sequence."""
     from tamis.engine.batch import Batch
 
     progress = common.Progress()
@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _once(
     batch: Any, sessions: list[Any], ids: np.ndarray, n_prompt: int, n_gen: int
 ) -> tuple[float, float]:
-    """Seconds of all prompts, and of all steps."""
+    """The seconds of all prompts, and of all steps."""
     for session in sessions:
         session.truncate(0)
     begin = time.perf_counter()

@@ -1,7 +1,7 @@
-"""`tamis bench` with several methods: the time that attention takes a step, beside dense attention.
+"""`tamis bench` with several methods: attention's time per step, compared with dense attention.
 
-Counted are the ops that choose keys and those that attend to them, in all layers. Both sides start
-from the same context and alternate; a ratio is of the two sides of one round.
+It counts the ops that select keys and those that attend to them, in all layers. Both sides start
+from the same context and alternate; a ratio compares the two sides of one round.
 """
 
 import argparse
@@ -46,14 +46,14 @@ COLUMNS = {
 
 
 class Spent(NamedTuple):
-    """Of one turn, a step: cycles, bytes and operations of choosing and of attending."""
+    """Cycles, bytes and operations per step, of selecting and of attending."""
 
     select: np.ndarray
     attend: np.ndarray
 
 
 def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one number of threads, each as soon as it is known."""
+    """Yield the rows of one number of threads, each as soon as it is measured."""
     engine = common.load_engine(arguments, common.Progress())
     cycles = _clock(engine)
     n_step = max(arguments.n_gen)
@@ -82,7 +82,7 @@ def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _clock(engine: Any) -> float:
-    """Cycles a second of what ops cost. Raises UsageError for a model on two devices."""
+    """Cycles per second of the ops' costs. Raises UsageError for a model on two devices."""
     on = [*devices(engine.places)]
     if len(on) > 1:
         raise UsageError(
@@ -93,9 +93,9 @@ def _clock(engine: Any) -> float:
 
 
 def _turn(session: Any, ids: np.ndarray) -> Spent:
-    """Decode the ids, all but the first of them counted; the session goes back to where it was.
+    """Decode the ids and count all but the first; the session is then truncated to where it was.
 
-    The first step does what a method does once after a prompt.
+    The first step includes what a method does once after a prompt.
     """
     depth = session.n_past
     session.decode(int(ids[0]))
@@ -113,7 +113,7 @@ def _go_back(session: Any, depth: int) -> None:
 
 
 def split(costs: Iterable[Any]) -> Spent:
-    """Cycles, bytes and operations of the ops that choose keys, and of those that attend."""
+    """Cycles, bytes and operations of the ops that select keys, and of those that attend."""
     totals = {SELECT: np.zeros(3), ATTEND: np.zeros(3)}
     for cost in costs:
         if cost.part in totals:
@@ -127,7 +127,7 @@ def _row(hp: Any, n_past: int, turns: list[tuple[Spent, Spent]], cycles: float) 
     ratios = [a / b for a, b in zip(dense, own, strict=True)]
     select, attend = (np.median([method[i] for _, method in turns], axis=0) for i in (0, 1))
     n_dense = turns[0][0].attend[1]
-    # Of a query head and layer: a kept token costs its key and its value, a scored one its key.
+    # For each query head and layer a retained token costs its key and value, a scored one its key.
     product = 2 * hp.head_dim * hp.n_head * hp.n_layer
     return {
         "ms": round(1e3 * statistics.median(own) / cycles, 3),

@@ -1,7 +1,8 @@
-"""`tamis perplexity --depth`: how methods predict a text that they decode after a long context.
+"""`tamis perplexity --depth`: how well methods predict a text decoded after a long context.
 
 The context is read once; dense attention and each method then decode the same tokens from it, one
-by one. KL is of dense attention's next-token distribution to the method's, in nats.
+by one. KL is the divergence of the method's next-token distribution from dense attention's, in
+nats.
 """
 
 import argparse
@@ -38,7 +39,7 @@ COLUMNS = {
 def measure(
     engine: Any, arguments: argparse.Namespace, ids: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-    """A row for dense attention, then one a method. Raises UsageError."""
+    """Yield a row for dense attention, then one for each method. Raises UsageError."""
     n = arguments.n_gen
     base, following = states.base_session(engine, arguments, ids, arguments.depth, n + 1)
     depth = base.n_past
@@ -66,6 +67,6 @@ def _prediction(log_p: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def estimate(losses: np.ndarray) -> tuple[float, float]:
-    """Perplexity and its standard error, as llama-perplexity propagates it: e^m * sd(m)."""
+    """Perplexity and its standard error, as llama-perplexity computes it: e^m * sd(m)."""
     value = math.exp(float(losses.mean()))
     return value, value * math.sqrt(float(losses.var()) / max(len(losses) - 1, 1))

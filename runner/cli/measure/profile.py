@@ -1,8 +1,9 @@
-"""`tamis bench --profile`: where the time of prefill and decode goes, op by op, against ceilings.
+"""`tamis bench --profile`: the time of prefill and decode by op, compared with ceilings.
 
-The ceilings are measured: bytes read from memory and float32 multiply-adds, by as many threads.
+The ceilings are measured with as many threads: bytes read from memory, and float32 multiply-adds.
 "roof" is the share of an op's time that the nearer ceiling alone would take. Ops that run without a
-barrier between them are timed together and share that time by the least that each could take.
+barrier between them are timed together and share that time in proportion to the least that each
+could take.
 """
 
 import sys
@@ -18,9 +19,9 @@ COLUMNS = ("op", "calls", "share", "us", "MB", "GB/s", "GFLOP/s", "roof")
 
 
 def profile(session: Any, ids: np.ndarray, kind: str, ceiling: Ceiling) -> dict[str, Any]:
-    """What the ops cost for `ids` as a prompt ("pp") or one at a time; the session keeps its depth.
+    """The ops' costs for `ids` as a prompt ("pp") or one at a time; the session keeps its depth.
 
-    Of each kind of op: calls, microseconds and bytes, all a token; rates a second; shares of 1.
+    For each kind of op: calls, microseconds and bytes per token, rates per second, and shares of 1.
     """
     depth = session.n_past
     session.forward.start_costs()
@@ -39,7 +40,7 @@ def profile(session: Any, ids: np.ndarray, kind: str, ceiling: Ceiling) -> dict[
 
 
 def rows(costs: Iterable[OpCost], n_tok: int, ceiling: Ceiling) -> list[dict[str, Any]]:
-    """One record a label, the slowest first."""
+    """One record for each label, the slowest first."""
     totals: dict[str, np.ndarray] = {}
     for c in _shared(costs, ceiling):
         numbers = c.n_call, c.cycles, c.n_bytes, c.n_flop
@@ -62,7 +63,7 @@ def rows(costs: Iterable[OpCost], n_tok: int, ceiling: Ceiling) -> list[dict[str
 
 
 def _shared(costs: Iterable[OpCost], ceiling: Ceiling) -> Iterator[OpCost]:
-    """The same costs, the cycles of each group of concurrent ops shared by their least times."""
+    """Yield the same costs, with the cycles of concurrent ops divided by their least times."""
     group: list[OpCost] = []
     for cost in costs:
         group.append(cost)
@@ -77,12 +78,12 @@ def _shared(costs: Iterable[OpCost], ceiling: Ceiling) -> Iterator[OpCost]:
 
 
 def write_table(test: str, found: dict[str, Any]) -> None:
-    """The profile of a test, for people."""
+    """Print the profile of a test as a table."""
     cells = [list(COLUMNS)]
     for row in found["ops"]:
         moved = [f"{row['bytes'] / 1e6:.3f}", f"{row['gb_s']:.2f}", f"{row['gflop_s']:.1f}"]
         moved.append(f"{100 * row['roof']:.0f} %")
-        # Ops whose data stays in caches have no bytes to count.
+        # Ops whose data stays in CPU caches have no bytes to count.
         moved = moved if row["bytes"] or row["gflop_s"] else [""] * 4
         share = f"{100 * row['share']:.1f} %"
         cells.append([row["op"], f"{row['calls']:g}", share, f"{row['us']:.1f}", *moved])

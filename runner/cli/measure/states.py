@@ -1,4 +1,4 @@
-"""One long context that several attention methods start from: read once, with dense decoding."""
+"""One long context from which several methods start; it is read once, with dense decoding."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tamis.cli.options.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the context comes from, beside -d, its KV cache and its positions."""
+    """Add the flags of the context's origin, beside -d, its KV cache and its positions."""
     parser.add_argument(
         "--session",
         metavar="FILE",
@@ -26,8 +26,8 @@ def base_session(
 ) -> tuple[Any, np.ndarray]:
     """A session with `depth` tokens that decodes densely, and the n_decode tokens that follow.
 
-    ids: the text, None = random tokens. --session gives the first tokens: all of its own where
-    depth is 0. Raises UsageError, ContextError.
+    ids: the text, None: random tokens. --session provides the first tokens: all of its own if depth
+    is 0. Raises UsageError, ContextError.
     """
     progress = common.Progress()
     session = engine.session(
@@ -49,7 +49,7 @@ def base_session(
         raise UsageError(f"{arguments.session} does not hold the beginning of this text")
     if len(ids) < depth + n_decode:
         raise UsageError(f"the text has {len(ids)} tokens, this needs {depth + n_decode}")
-    if session.n_ctx < (need := depth + n_decode - 1):  # reading it all first may take hours
+    if session.n_ctx < (need := depth + n_decode - 1):  # checked first: reading may take hours
         raise UsageError(f"--ctx is {session.n_ctx}, this needs {need}: raise it")
     if depth > n_past:
         session.prefill(ids[n_past:depth], progress.reading(depth - n_past, n_past))
@@ -60,7 +60,7 @@ def base_session(
 def method_sessions(
     engine: Any, arguments: argparse.Namespace, base: Any, methods: list[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Each method with a session that holds what `base` does; one at a time."""
+    """Yield each method with a session that holds the tokens of `base`; one at a time."""
     for method in methods:
         progress = common.Progress()
         session = engine.session(

@@ -1,4 +1,4 @@
-"""Help in groups, defaults shown, "did you mean": what argparse leaves to its callers."""
+"""Help in groups, defaults shown, "did you mean": an extension of argparse."""
 
 import argparse
 import difflib
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)")
-FEW = 6  # flags that a usage lists
+FEW = 6  # flags that a usage line lists
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line that say what may have been meant."""
+    """An argparse parser with one-line errors that suggest the nearest flag."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": Help, **kwargs})
-        self.command: argparse.ArgumentParser = self  # whose flags the command line may mean
+        self.command: argparse.ArgumentParser = self  # the subcommand whose flags the user may mean
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2 after one line."""
+        """Exit with code 2 after an error of one line."""
         self.exit(2, f"tamis: error: {self._meant(message)} (see {self.prog} --help)\n")
 
     def _meant(self, message: str) -> str:
@@ -36,14 +36,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.HelpFormatter):
-    """Help of at most 100 columns, each flag with its default."""
+    """Help of at most 100 columns, with the default of each flag."""
 
     def __init__(self, prog: str, **_: Any) -> None:
         width = min(shutil.get_terminal_size().columns, 100) - 2
         super().__init__(prog, max_help_position=26, width=width)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        """What is shown: the sentence, with the default unless it names one."""
+        """A flag's help sentence, with the default unless it names one."""
         text, default = action.help, action.default
         if not text or not action.option_strings or action.nargs == 0 or "default" in text:
             return text
@@ -51,7 +51,7 @@ class Help(argparse.HelpFormatter):
         return f"{text} (default: none)" if none else f"{text} (default: %(default)s)"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """What stands on the left: the value once, after all names of a flag."""
+        """The left column: all names of a flag, followed by its value once."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         default = self._get_default_metavar_for_optional(action)
@@ -64,7 +64,7 @@ class Help(argparse.HelpFormatter):
         groups: Iterable[Any],
         prefix: str | None,
     ) -> str:
-        """The usage with its flags in one word where there are many: the groups list them."""
+        """The usage line; many flags become one word, as the groups list them."""
         actions = list(actions)
         if usage is None and sum(bool(a.option_strings) for a in actions) > FEW:
             words = [a for a in actions if not a.option_strings]
@@ -74,7 +74,7 @@ class Help(argparse.HelpFormatter):
 
 
 def group(parser: argparse.ArgumentParser, title: str, text: str | None = None) -> Any:
-    """The parser's group of this title, made where there is none."""
+    """The parser's group of this title, made if there is none."""
     for found in parser._action_groups:
         if found.title == title:
             return found
@@ -82,7 +82,7 @@ def group(parser: argparse.ArgumentParser, title: str, text: str | None = None) 
 
 
 def flags(parser: argparse.ArgumentParser) -> list[str]:
-    """All names of a parser's flags that help shows."""
+    """All names of a parser's visible flags."""
     return [
         name
         for action in parser._actions
@@ -92,6 +92,6 @@ def flags(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: what is nearest to a word; "" where nothing is."""
+    """The end of an error message with the word nearest to an unknown one; "" if none is near."""
     close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6) if word else []
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -14,10 +14,11 @@ from tamis.cli.terminal.progress import MIB as MIB
 from tamis.cli.terminal.progress import Progress
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
-# The groups that help shows.
+# The groups of the help.
 MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
 ATTENTION_GROUP, ADAPTER_GROUP = "attention", "adapters"
-# KV_TYPES of jit_kernels/contract/types.py, UNITS and UNIT of kv/types.py: these need NumPy.
+# Copies of KV_TYPES in jit_kernels/contract/types.py, UNITS and UNIT in kv/types.py, which need
+# NumPy.
 CACHE_TYPES, KV_UNITS, KV_UNIT = ("f16", "q8_0", "q4_0"), (1, 16, 64), 16
 
 
@@ -32,17 +33,17 @@ def count_or_zero(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """An argument that is a whole number; all below 0 say the same."""
+    """An argument that is a whole number; all negative ones mean the same."""
     return _whole(text, least=-(1 << 31))
 
 
 def context(text: str) -> int | None:
-    """The argument of --ctx: at least 1, auto: None, or 0: what the model was trained on."""
+    """The argument of --ctx: at least 1, auto (None), or 0 for the training context."""
     return None if text == "auto" else count_or_zero(text)
 
 
 def answer_length(text: str) -> int:
-    """The argument of -n: at least 1, or -1: until the model ends its answer."""
+    """The argument of -n: at least 1, or -1 for no limit."""
     return -1 if text in ("-1", "-2") else count(text)
 
 
@@ -57,16 +58,16 @@ def counts_or_zero(text: str) -> list[int]:
 
 
 def text(argument: str) -> str:
-    """An argument that the model reads."""
+    """A text argument that the model reads."""
     if wrong := not_utf8(argument):
         raise argparse.ArgumentTypeError(wrong)
     return argument
 
 
 def not_utf8(text: str) -> str:
-    """What is wrong with a text of the command line or of standard input; "" where nothing is.
+    """The error in a text of the command line or of standard input that is not UTF-8; "" if none.
 
-    Python has bytes that are no UTF-8 there as surrogates, U+DC80 to U+DCFF.
+    Python represents invalid bytes there as surrogates, U+DC80 to U+DCFF.
     """
     try:
         text.encode()
@@ -99,7 +100,7 @@ def size(text: str) -> int:
 
 
 def cache_size(text: str) -> int:
-    """An argument that is a size of at least 1 MiB, or 0 for none."""
+    """An argument that is a size of at least 1 MiB, or 0 for no cache."""
     n = 0 if text.strip() == "0" else size(text)
     if 0 < n < 1 << 20:  # llama.cpp's flag of this name counts MiB
         raise argparse.ArgumentTypeError(f"{text!r} is {n} bytes: write {n}MiB, or 0 for none")
@@ -126,11 +127,11 @@ def add_model_arguments(
     lengths: bool = False,
     shared: bool = False,
 ) -> None:
-    """-m, -c, -ctk, -ctv, --device, -ngl, -nkvo, --attn, --prefill and perhaps -t.
+    """Add -m, -c, -ctk, -ctv, --device, -ngl, -nkvo, --attn, --prefill and possibly -t.
 
-    several: --attn is a list. lengths: --prefill is one too, and lengths stand in place of -c.
-    auto: context, types and --prefill are chosen where none is named; their defaults are then
-    None, None and "auto". shared: prompts share what was read, and --prefill is "auto", too.
+    several: --attn is a list. lengths: --prefill is a list, too, and lengths replace -c. auto:
+    context, KV types and --prefill are chosen automatically; their defaults are then None, None and
+    "auto". shared: prompts share their computed prefixes, and --prefill is "auto", too.
     """
     model = group(parser, MODEL_GROUP)
     model.add_argument(
@@ -217,7 +218,10 @@ def _add_weight_arguments(model: Any) -> None:
 def _add_method_arguments(
     parser: argparse.ArgumentParser, *, several: bool, auto: str, lengths: bool
 ) -> None:
-    """--attn and --prefill. auto: what --prefill auto begins with; "": there is no such."""
+    """Add --attn and --prefill.
+
+    auto: the text that explains --prefill auto; "": it is not offered.
+    """
     attention = group(parser, ATTENTION_GROUP)
     text = "attention method of decode steps (see `tamis methods`)"
     if several:
@@ -269,7 +273,7 @@ def _add_ctx_argument(parser: argparse.ArgumentParser, *, auto: bool) -> None:
 
 
 def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
-    """--kv-ram and --kv-dir."""
+    """Add --kv-ram and --kv-dir."""
     group(parser, KV_GROUP).add_argument(
         "--kv-ram",
         type=size,
@@ -282,7 +286,7 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_vram_argument(parser: argparse.ArgumentParser) -> None:
-    """--kv-vram."""
+    """Add --kv-vram."""
     group(parser, KV_GROUP).add_argument(
         "--kv-vram",
         type=size,
@@ -294,7 +298,7 @@ def add_vram_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_unit_argument(parser: argparse.ArgumentParser) -> None:
-    """--kv-unit."""
+    """Add --kv-unit."""
     group(parser, KV_GROUP).add_argument(
         "--kv-unit",
         type=int,
@@ -305,7 +309,7 @@ def add_unit_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_arguments(parser: argparse.ArgumentParser) -> None:
-    """For long contexts: the --kv flags, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    """Add the flags of long contexts: --kv-*, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
     add_kv_arguments(parser)
     add_unit_argument(parser)
     add_vram_argument(parser)
@@ -313,7 +317,7 @@ def add_context_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
-    """--rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    """Add --rope-scaling, --rope-scale, --yarn-orig-ctx."""
     kv = group(parser, KV_GROUP)
     kv.add_argument(
         "--rope-scaling",
@@ -337,7 +341,7 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
-    """--audit."""
+    """Add --audit."""
     group(parser, ATTENTION_GROUP).add_argument(
         "--audit",
         type=count,
@@ -350,7 +354,7 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
-    """LoRA adapters and control vectors."""
+    """Add the flags of LoRA adapters and control vectors."""
     adapters = group(parser, ADAPTER_GROUP)
     for flag, kind, text in (
         (
@@ -389,14 +393,14 @@ def _scaled(text: str) -> tuple[str, float]:
     try:
         found = float(scale) if colon else 1.0
     except ValueError:
-        path, colon, found = text, "", 1.0  # a colon of the name
+        path, colon, found = text, "", 1.0  # the colon may be part of the name
     if not math.isfinite(found):
         raise argparse.ArgumentTypeError(f"{text!r} has a scale that is no finite number")
     return (path if colon else text), found
 
 
 def adapter_files(arguments: argparse.Namespace) -> Any:
-    """AdapterFiles of the flags."""
+    """The AdapterFiles of the flags."""
     from tamis.engine.adapters import AdapterFiles
 
     def named(*flags: str) -> tuple[tuple[str, float], ...]:
@@ -422,7 +426,10 @@ def check_methods(attn: str, prefill: str) -> None:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, of standard input for -. Raises OSError, ValueError where not UTF-8."""
+    """The text of a file, or of standard input for "-".
+
+    Raises OSError, ValueError if it is not UTF-8.
+    """
     name = "standard input" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -434,9 +441,9 @@ def read_text(path: str) -> str:
 
 
 def model_file(name: str | None, progress: Progress) -> Path:
-    """The file of a model. With no name: the only one there is, or else the default one.
+    """The file of a model; without a name the only installed one, or the default one.
 
-    The default one is fetched where it is missing, after saying so. Raises ModelError.
+    If the default one is missing, it is fetched after a note. Raises ModelError.
     """
     from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, pull, resolve
 
@@ -459,7 +466,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
 def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | None = None) -> Any:
     """The engine of -m, -t, --device, -ngl, -nkvo; --attn and --prefill are checked first.
 
-    path: the file of -m, where it is known already.
+    path: the file of -m, if it was found already.
     """
     from tamis.engine.engine import Engine
 
@@ -481,7 +488,7 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
 
 
 def warn_of_threads(n_thread: int | None) -> None:
-    """Say that more threads are asked for than work; see Engine.load."""
+    """Write a note if more threads are asked for than are used; see Engine.load."""
     from tamis.platform.processes import usable_cpus
 
     if n_thread is not None and n_thread > usable_cpus():
@@ -493,7 +500,7 @@ def warn_of_threads(n_thread: int | None) -> None:
 
 
 def devices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Engine.load's arguments of the devices, --precision, the prepare flags. Raises UsageError."""
+    """Engine.load's arguments of devices, --precision and the prepare flags. Raises UsageError."""
     device, n = arguments.device, arguments.n_gpu_layers
     if device is not None and on_host(device) and n:
         raise UsageError(f"-ngl {n} puts layers on the GPU, --device {device} none: leave out one")
@@ -513,7 +520,7 @@ def devices(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def rope_scaling(arguments: argparse.Namespace) -> Any:
-    """RopeScaling of the flags, None where the model's own holds. Raises UsageError."""
+    """The RopeScaling of the flags, None for the model's own. Raises UsageError."""
     from tamis.model.hparams import RopeScaling
 
     kind, factor = (getattr(arguments, name, None) for name in ("rope_scaling", "rope_scale"))
@@ -528,14 +535,14 @@ def rope_scaling(arguments: argparse.Namespace) -> Any:
 
 
 def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The types and the place of a session's KV cache, as far as the command has flags."""
+    """Types, tiers and folder of a session's KV cache, as far as the command has flags."""
     names = ("kv_ram", "kv_dir", "kv_unit", "kv_vram")
     where = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
 
 
 def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress) -> Any:
-    """A session of --ctx, --attn and --prefill, compiling kernels where they are missing."""
+    """A session of --ctx, --attn and --prefill; missing kernels are compiled."""
     session = engine.session(
         n_ctx=arguments.ctx,
         attn=arguments.attn,
@@ -562,7 +569,7 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
 
 
 def note_untrained(engine: Any, session: Any, arguments: argparse.Namespace) -> None:
-    """Say that a context is longer than what the model was trained on, stretched as asked for."""
+    """Write a note if the context is longer than the (possibly stretched) training context."""
     n_trained = engine.hp.n_ctx_train
     if session.n_ctx > n_trained * (arguments.rope_scale or 1):
         note(

@@ -1,4 +1,4 @@
-"""`--ctx auto`: the context that a prompt and its answer need, as far as training and memory go."""
+"""`--ctx auto`: the context for a prompt and its answer, within training and memory."""
 
 import argparse
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from tamis.cli.options import common
 from tamis.cli.terminal import note
 
-ANSWER = 4096  # tokens kept for an answer where nobody says how long it gets
-LEAST = 8192  # tokens of a context, where the model was trained on so many
-SHORTEST_ANSWER = 256  # where memory has no room for more
+ANSWER = 4096  # tokens reserved for an answer of unknown length
+LEAST = 8192  # the smallest context, if the model was trained on as many tokens
+SHORTEST_ANSWER = 256  # the answer's tokens if memory has no room for more
 ROUND = 256
-MEMORY_SHARE = 0.9  # of the free memory
+MEMORY_SHARE = 0.9  # the used share of free memory
 
 
 class Context(NamedTuple):
-    """What a session is opened with. n_bytes: of its KV cache."""
+    """A chosen context for a session. n_bytes: of its KV cache."""
 
     n_ctx: int
     type_k: str
@@ -28,7 +28,7 @@ class Context(NamedTuple):
 
 
 def prefill(method: str, n_prompt: int) -> str:
-    """What --prefill stands for: auto is dense, and a window with Delta for long prompts."""
+    """The method that --prefill means: auto is dense, and a window with Delta for long prompts."""
     if method != "auto":
         return method
     from tamis.select.notation import prefill_for
@@ -37,14 +37,14 @@ def prefill(method: str, n_prompt: int) -> str:
 
 
 def trained(n_train: int, arguments: argparse.Namespace) -> int:
-    """Tokens that the model was trained on, stretched as --rope-scale asks for."""
+    """The training context, stretched as --rope-scale asks for."""
     return int(n_train * (arguments.rope_scale or 1))
 
 
 def check(n_prompt: int, n_train: int, arguments: argparse.Namespace) -> None:
-    """Raise ContextError for a prompt that no context can hold, with what can be done.
+    """Raise ContextError for a prompt that no context can hold, with remedies.
 
-    With --ctx N the limit is N, else the training's.
+    The limit is --ctx, or the training context.
     """
     from tamis.engine.errors import ContextError
 
@@ -72,8 +72,8 @@ def choose(
 ) -> Context:
     """The context and KV types for a prompt of n_prompt tokens; None: of a conversation.
 
-    n_answer: -1, as much as there is; None, some. What --ctx and --cache-type say is taken as it
-    is. Raises ContextError.
+    n_answer: -1, as many as fit; None, a default. Explicit --ctx and --cache-type are used
+    unchanged. Raises ContextError.
     """
     limit = max(1, trained(engine.hp.n_ctx_train, arguments))
     least = (n_prompt or 0) + SHORTEST_ANSWER
@@ -95,14 +95,14 @@ def choose(
             plan = _plan(engine, arguments, n_ctx, type_k, type_v)
             if plan.kv + plan.workspace <= MEMORY_SHARE * plan.available:
                 return _said(Context(n_ctx, type_k, type_v, plan.kv), sizes[0], arguments)
-    type_k, type_v = types[0]  # the engine says what does not fit
+    type_k, type_v = types[0]  # the engine reports it if this does not fit
     n_ctx = sizes[0] if arguments.ctx is not None else sizes[-1]
     plan = _plan(engine, arguments, n_ctx, type_k, type_v)
     return Context(n_ctx, type_k, type_v, plan.kv)
 
 
 def _smaller(most: int, least: int) -> Iterator[int]:
-    """Sizes to try, each half of the one before, none below `least`."""
+    """Yield sizes to try, each half of the one before, none below `least`."""
     n = most
     while n > least:
         yield n
@@ -112,7 +112,7 @@ def _smaller(most: int, least: int) -> Iterator[int]:
 
 
 def _types(engine: Any, arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """The KV types to try: 8 bits only where every method reads them, the dense ones."""
+    """The KV types to try: 8 bits only if all methods read them, which the dense ones do."""
     k, v = arguments.cache_type_k, arguments.cache_type_v
     dense = arguments.attn in ("dense", "auto") and arguments.prefill == "dense"
     small = dense and engine.hp.head_dim % 32 == 0 and "q8_0" in engine.backend.kv_types
@@ -126,7 +126,7 @@ def _plan(engine: Any, arguments: argparse.Namespace, n_ctx: int, k: str, v: str
 
 
 def _said(found: Context, wanted: int, arguments: argparse.Namespace) -> Context:
-    """The same; a person is notified where memory limited it."""
+    """The same context; writes a note if memory limited it."""
     if found.n_ctx < wanted:
         note(f"context {found}: memory has no room for {wanted} tokens")
     elif found.type_k != (arguments.cache_type_k or "f16"):

@@ -1,4 +1,4 @@
-"""The flags of speculative decoding: what drafts tokens, which the model checks."""
+"""The flags of speculative decoding, by which a drafter proposes tokens that the model verifies."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from tamis.cli.options import common, group
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
-NGRAM = "ngram-simple"  # as llama.cpp's --spec-type has it
+NGRAM = "ngram-simple"  # the name of llama.cpp's --spec-type
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model-draft, --draft-mtp, --draft-attn, --draft-max and those of n-grams."""
+    """Add --model-draft, --draft-mtp, --draft-attn, --draft-max and those of n-grams."""
     draft = group(parser, "drafts")
     add_ngram_arguments(draft)
     draft.add_argument(
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ngram_arguments(draft: Any) -> None:
-    """--spec-type and the sizes of n-grams and their drafts."""
+    """Add --spec-type and the sizes of n-grams and their drafts."""
     draft.add_argument(
         "--spec-type",
         choices=("none", NGRAM),
@@ -94,20 +94,20 @@ def check(arguments: argparse.Namespace, alone: Sequence[str] = ("audit", "conte
     if arguments.prefill == "auto":
         arguments.prefill = "dense"
     if arguments.attn == "auto":
-        arguments.attn = "dense"  # the default: nobody has asked for it
+        arguments.attn = "dense"  # the default: the user did not ask for it
     if arguments.attn != "dense" or arguments.prefill != "dense":
         raise UsageError("drafts are checked as prompts are: leave out --attn and --prefill")
     _check_alone(arguments, alone)
     if arguments.draft_attn is not None:
         if arguments.min_mass is not None:
             raise UsageError("drafts and --min-mass do not go together: leave out one")
-        arguments.attn = arguments.draft_attn  # of decode steps, which all are drafts
+        arguments.attn = arguments.draft_attn  # the method of decode steps, all of which are drafts
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")
 
 
 def _check_alone(arguments: argparse.Namespace, alone: Sequence[str]) -> None:
-    """Raise UsageError for flags that no draft goes with."""
+    """Raise UsageError for flags that exclude every kind of draft."""
     for name in alone:
         if getattr(arguments, name, False):
             name = "--" + name.replace("_", "-")
@@ -115,7 +115,7 @@ def _check_alone(arguments: argparse.Namespace, alone: Sequence[str]) -> None:
 
 
 def _asked(arguments: argparse.Namespace) -> list[str]:
-    """The flags that name what drafts, of those that are given."""
+    """The given flags that name a drafter."""
     ways = {
         "--model-draft": arguments.model_draft is not None,
         "--draft-mtp": arguments.draft_mtp,
@@ -125,7 +125,7 @@ def _asked(arguments: argparse.Namespace) -> list[str]:
 
 
 def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
-    """What drafts for the session; None where nothing is to. Raises ValueError, OSError."""
+    """The drafter of the session; None without one. Raises ValueError, OSError."""
     from tamis.engine.ngram_draft import with_ngrams
 
     own = _own_draft(engine, session, arguments) if _asked(arguments) else None
@@ -133,7 +133,7 @@ def open_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
 
 
 def ngram(arguments: argparse.Namespace) -> Any:
-    """The NGrams of the flags; None: none are to draft."""
+    """The NGrams of the flags; None without them."""
     from tamis.engine.ngram_draft import NGrams
 
     if arguments.spec_type == "none":
@@ -145,7 +145,7 @@ def ngram(arguments: argparse.Namespace) -> Any:
 
 
 def moved(draft: Any, engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
-    """What drafts for another session of the same model. Raises ValueError."""
+    """The drafter for another session of the same model. Raises ValueError."""
     if not _asked(arguments) and arguments.spec_type is None:
         return open_draft(engine, session, arguments)
     if draft is not None:
@@ -155,14 +155,14 @@ def moved(draft: Any, engine: Any, session: Any, arguments: argparse.Namespace) 
 
 
 def reopened(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
-    """What drafts for another model: what needs nothing of the first one. Raises ValueError."""
+    """The drafter for another model, if it does not depend on the first one. Raises ValueError."""
     if arguments.model_draft is not None or arguments.draft_mtp:
         return None
     return open_draft(engine, session, arguments)
 
 
 def _own_draft(engine: Any, session: Any, arguments: argparse.Namespace) -> Any:
-    """What the flags that name a draft have. Raises ValueError, OSError."""
+    """The drafter that the flags name. Raises ValueError, OSError."""
     from tamis.engine.drafting import AttentionDraft, ModelDraft, NextDraft
     from tamis.engine.engine import Engine
 
@@ -185,7 +185,7 @@ def draft_file(arguments: argparse.Namespace) -> Path:
 
 
 def drafting(session: Any, draft: Any, arguments: argparse.Namespace) -> Any:
-    """The session, whose decode steps check drafts where there is a draft."""
+    """The session, wrapped to verify drafts if there is a drafter."""
     if draft is None:
         return session
     from tamis.engine.drafting import Drafting
@@ -194,6 +194,6 @@ def drafting(session: Any, draft: Any, arguments: argparse.Namespace) -> Any:
 
 
 def report(found: Any) -> None:
-    """Write on standard error how many drafted tokens were taken."""
+    """Write on standard error how many drafted tokens were accepted."""
     if getattr(found, "n_drafted", 0):
         note(f"drafts       {found.n_taken} of {found.n_drafted} drafted tokens taken")

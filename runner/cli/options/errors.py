@@ -19,19 +19,19 @@ FLAGS = {
     "kv_unit": "--kv-unit",
     "n_words": "--length",  # of a summary
 }
-# What somebody wrote is in quotes and stays; an apostrophe within a word is none.
+# The user's own words are in quotes and stay; an apostrophe within a word is not a quote.
 _QUOTED = r"""(?<![\w=])'[^']*'|(?<![\w=])"[^"]*\""""
 _NAMES = "|".join(sorted(map(re.escape, FLAGS), key=len, reverse=True))
 _PATTERN = re.compile(rf"{_QUOTED}|(?<![\w./-])(?P<name>{_NAMES})(?![\w/'\"-]|\.\w)")
 
 
 def with_flags(text: str) -> str:
-    """An error's text for who typed a command line: with flags in place of parameters."""
+    """An error's text for a user of the command line: flags replace parameters."""
     return _PATTERN.sub(lambda found: FLAGS.get(found["name"], found[0]), text)
 
 
 class UsageError(ValueError):
-    """The command line asks for something that cannot be: exit code 2."""
+    """The command line is not valid: exit code 2."""
 
 
 def one_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """What each parameter of each attention method does, for `tamis methods NAME`."""
 
-ALL = {  # by their names in every method; a method's own words come first
+ALL = {  # by names that methods share; a method's own entry takes precedence
     "budget": "tokens that a row of queries keeps; more is nearer to dense and slower",
     "sink": "first tokens of the context, always read",
     "recent": "last tokens, always read",
@@ -108,5 +108,5 @@ OWN = {
 
 
 def explained(method: str, parameter: str) -> str:
-    """A sentence on a parameter; "" for one that another package brings."""
+    """A sentence on a parameter; "" for one of another package."""
     return OWN.get(method, {}).get(parameter) or ALL.get(parameter, "")

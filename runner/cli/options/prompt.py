@@ -1,4 +1,4 @@
-"""The prompt of `tamis run`: an instruction on the command line, a text from a file or a pipe."""
+"""The prompt of `tamis run`: an instruction of the command line, a text of a file or a pipe."""
 
 import argparse
 import io
@@ -13,12 +13,12 @@ from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
-SHORT = 1 << 14  # bytes; of a longer text the tokens are counted before the model is loaded
-WAIT = 1.0  # seconds until a note says that standard input is awaited
+SHORT = 1 << 14  # in bytes; the tokens of a longer text are counted before the model is loaded
+WAIT = 1.0  # seconds until a note says that standard input is being read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The prompt's flags, in a group of their own."""
+    """Add the prompt's flags in their own group."""
     group = parser.add_argument_group(
         "prompt",
         "If both a text (-f or standard input) and an instruction (PROMPT or -p) are given, the "
@@ -58,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace) -> str:
-    """Text and instruction, joined. Raises UsageError where there is neither, OSError, ValueError.
+    """Text and instruction, joined. Raises UsageError if there is neither, OSError, ValueError.
 
-    The instruction comes last, where small models heed it best after a long text. Line breaks at
-    the end of a file or of standard input are no part of the prompt.
+    The instruction comes last, as small models follow it best after a long text. Line breaks at the
+    end of a file or of standard input are removed.
     """
     instruction = " ".join(arguments.words)
     if instruction and arguments.prompt is not None:
@@ -91,9 +91,9 @@ def _ended(text: str) -> str:
 
 
 def _piped() -> bool:
-    """Whether standard input is a pipe or a file, which an instruction is about.
+    """Whether standard input is a pipe or a file with the text for an instruction.
 
-    A terminal, /dev/null and other devices are not read. A note says what is awaited.
+    A terminal, /dev/null and other devices are not read. A note says what the command waits for.
     """
     try:
         number = sys.stdin.fileno()
@@ -114,9 +114,9 @@ def messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def encode(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
-    """Token ids of the prompt, as the model was trained to read it. Raises UsageError.
+    """Token ids of the prompt, in the form that the model was trained on. Raises UsageError.
 
-    A model without a chat template completes the text, which is said.
+    A model without a chat template completes the text; a note says so.
     """
     if completes(engine, arguments):
         ids: list[int] = engine.tokenizer.encode(text)
@@ -126,7 +126,7 @@ def encode(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
 
 
 def completes(engine: Any, arguments: argparse.Namespace) -> bool:
-    """Whether the text is continued instead of being answered. Raises UsageError."""
+    """Whether the text is completed rather than answered. Raises UsageError."""
     if arguments.raw:
         return True
     if engine.vocab.chat_template is not None:
@@ -139,7 +139,7 @@ def completes(engine: Any, arguments: argparse.Namespace) -> bool:
 
 
 def count(path: Path, text: str) -> tuple[int, int]:
-    """Tokens of a text and of the model's training context, by the file's header alone.
+    """Tokens of a text and of the model's training context, from the file's header alone.
 
     (0, 0) for a text so short that counting its tokens later costs nothing.
     """

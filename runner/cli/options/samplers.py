@@ -1,4 +1,4 @@
-"""The sampler's and the grammar's flags: llama.cpp's names, order and defaults."""
+"""The flags of sampling and grammars: llama.cpp's names, order and defaults."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from tamis.cli.terminal import note
 
 
 class Flag(NamedTuple):
-    """A sampler setting: its flags, its field of SamplerParams, type, default and sentence."""
+    """A sampler setting: its flags, its field of SamplerParams, type, default and help."""
 
     names: tuple[str, ...]
     field: str
@@ -75,7 +75,7 @@ FLAGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sampler's flags, in a group of their own."""
+    """Add the sampler's flags in their own group."""
     group = parser.add_argument_group(
         "sampling", "The samplers are applied in llama.cpp's order, with its names and defaults."
     )
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
-    """What limits an answer's form; one of them."""
+    """Add the flags that constrain an answer's form; only one may be given."""
     group = parser.add_argument_group(
         "form of the answer", "These flags need the extra `grammar` (pip install tamis[grammar])."
     )
@@ -148,7 +148,7 @@ def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def params(arguments: argparse.Namespace) -> Any:
-    """SamplerParams of the flags that were given. Raises UsageError."""
+    """The SamplerParams of the given flags. Raises UsageError."""
     from tamis.sampling.chain import SamplerError, SamplerParams
 
     fields = [flag.field for flag in FLAGS]
@@ -167,7 +167,7 @@ def params(arguments: argparse.Namespace) -> Any:
 
 
 def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
-    """The sampler's step of --grammar and the like, None where there is none. Raises UsageError."""
+    """The sampler's step of --grammar and its kin, None without them. Raises UsageError."""
     a = arguments
     schema, text = a.json_schema, a.grammar
     if a.json_schema_file is not None:
@@ -196,7 +196,7 @@ def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise what a file of a grammar would, before a model is loaded for it."""
+    """Raise the errors of a grammar's file before a model is loaded."""
     for path in (arguments.grammar_file, arguments.json_schema_file):
         if path is not None:
             Path(path).read_bytes()
@@ -207,7 +207,7 @@ def _unescaped(text: str) -> str:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """A token id and what is added to its logit: 42+1.5, 42-inf."""
+    """A token id and the bias of its logit: 42+1.5, 42-inf."""
     for sign in "+-":
         head, found, tail = text.partition(sign)
         if found and head.isdigit():

@@ -1,9 +1,9 @@
-"""Defaults of flags from a file and from the environment: flags, then variables, then the file.
+"""Defaults of flags from a file and the environment; flags override variables, these the file.
 
-The file is config.toml in tamis of $XDG_CONFIG_HOME or ~/.config, or what TAMIS_CONFIG names ("":
-none). A key is a flag's long name; those of [run] hold for `tamis run`, those of [model.NAME] for a
-model named so with -m, whatever the command. A variable is TAMIS_ and the flag in capitals, such as
-TAMIS_TOP_K.
+The file is tamis/config.toml in $XDG_CONFIG_HOME or ~/.config, or the one that TAMIS_CONFIG names
+("": none). A key is a flag's long name; keys of [run] hold for `tamis run`, keys of [model.NAME]
+for the model that -m names so, with any command. A variable is TAMIS_ and the flag in capitals,
+such as TAMIS_TOP_K.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tamis.cli.options import did_you_mean
 
-MODEL = "model"  # of the table with a table for each model
+MODEL = "model"  # the table that has a table for each model
 SECRETS = {"api-key", "api-key-file"}
 
 
@@ -23,14 +23,14 @@ class SettingsError(ValueError):
 
 
 class Setting(NamedTuple):
-    """A value and where it comes from."""
+    """A value and its origin."""
 
     value: Any
     origin: str
 
 
 def config_file() -> Path | None:
-    """The file of settings, whether it exists or not; None where there shall be none."""
+    """The path of the settings file, which may not exist; None if there is none."""
     own = os.environ.get("TAMIS_CONFIG")
     if own is not None:
         return Path(os.path.expanduser(own)) if own else None
@@ -40,7 +40,7 @@ def config_file() -> Path | None:
 
 
 def read(path: Path | None) -> dict[str, Any]:
-    """The settings of a file; none where it does not exist. Raises SettingsError."""
+    """The settings of a file; empty if it does not exist. Raises SettingsError."""
     if path is None or not path.exists():
         return {}
     import tomllib
@@ -57,10 +57,9 @@ def apply(
     words: Sequence[str],
     data: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set a command's defaults; lists that the command line gives anew are left out of them.
+    """Set a command's defaults; lists that the command line sets are left out.
 
-    data: what stands in place of the file. Raises SettingsError for a value or a key that cannot
-    be used.
+    data: replaces the file. Raises SettingsError for a value or a key that cannot be used.
     """
     names = named(parser)
     for name, setting in found(command, names, model_of(words), data).items():
@@ -71,7 +70,7 @@ def apply(
 
 
 def named(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """A parser's flags by their long names, without dashes, those that have no value too."""
+    """A parser's flags by their long names, without dashes, including those without a value."""
     return {
         name[2:]: action
         for action in parser._actions
@@ -86,9 +85,9 @@ def found(
     model: str | None,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Setting]:
-    """The settings for a command by flag: variables before the file's tables for model, command.
+    """The settings of a command by flag: variables before the file's tables for model, command.
 
-    One flag has one setting, whichever of its names it is set by.
+    A flag has one setting, under whichever of its names.
     """
     path = config_file()
     data = read(path) if data is None else data
@@ -112,14 +111,15 @@ def found(
                 raise SettingsError(f"{path} [{command}]: there is no flag --{key}{close}")
     for name in names:
         variable = "TAMIS_" + name.replace("-", "_").upper()
-        # An empty variable is none, but for keys: without one a server would let everyone in.
+        # An empty variable counts as unset, except for keys: without a key a server admits
+        # everyone.
         if os.environ.get(variable) or (name in SECRETS and variable in os.environ):
             put(name, os.environ[variable], variable)
     return settings
 
 
 def model_of(words: Sequence[str]) -> str | None:
-    """The model that a command line names with -m."""
+    """The model that -m names on a command line."""
     for i, word in enumerate(words):
         if word in ("-m", "--model") and i + 1 < len(words):
             return words[i + 1]
@@ -132,7 +132,7 @@ def model_of(words: Sequence[str]) -> str | None:
 def _tables(
     data: Mapping[str, Any], command: str, model: str | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables that hold, the weakest first, each with how a message names it."""
+    """Yield the tables that apply, the weakest first, each with its name for messages."""
     yield "", {k: v for k, v in data.items() if not isinstance(v, dict)}
     if isinstance(table := data.get(command), dict):
         yield f" [{command}]", table
@@ -151,7 +151,7 @@ def _text(data: Any, key: str) -> str | None:
 
 
 def _value(parser: argparse.ArgumentParser, action: argparse.Action, setting: Setting) -> Any:
-    """The value as the flag would have it. Raises SettingsError."""
+    """The value converted as the flag converts it. Raises SettingsError."""
     value, flag = setting.value, action.option_strings[-1]
     wrong = f"{setting.origin}: {flag} is {value!r}"
     if action.nargs == 0:  # a switch

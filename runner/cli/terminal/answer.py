@@ -1,4 +1,4 @@
-"""An answer on the screen while it is written: plain, or as Markdown on a terminal."""
+"""An answer on the screen while it is generated: plain, or as Markdown on a terminal."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Answer(Protocol):
-    """Takes the text of an answer piece by piece."""
+    """Receives the text of an answer piece by piece: a Protocol."""
 
     def write(self, text: str) -> None:
         """Show more text."""
@@ -16,7 +16,7 @@ class Answer(Protocol):
 
 @contextlib.contextmanager
 def open_answer(*, plain: bool = False) -> Iterator[Answer]:
-    """An Answer on standard output; where it has text it ends with a line break, come what may."""
+    """Open an Answer on standard output; non-empty text always ends with a line break."""
     styled = sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
     answer = _Markdown() if styled else _Plain()
     try:
@@ -26,7 +26,7 @@ def open_answer(*, plain: bool = False) -> Iterator[Answer]:
 
 
 class _Plain:
-    """The text as it is; on a terminal without the escape characters that could steer it."""
+    """Writes text unchanged; on a terminal without control characters that could steer it."""
 
     def __init__(self) -> None:
         self._terminal, self._empty = sys.stdout.isatty(), True
@@ -42,7 +42,7 @@ class _Plain:
 
 
 class _Markdown:
-    """Markdown as it is written, what the answer has of control characters made visible."""
+    """Writes Markdown; control characters of the answer are made visible."""
 
     def __init__(self) -> None:
         from tamis.cli.terminal.markdown import Markdown
@@ -59,6 +59,6 @@ class _Markdown:
 
 
 def visible(text: str) -> str:
-    """The text with control characters replaced by their pictures, but for tab and line break."""
+    """The text with control characters, except tab and line break, replaced by their pictures."""
     table = {c: 0x2400 + c for c in range(0x20) if chr(c) not in "\t\n"}
     return text.translate(table | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))

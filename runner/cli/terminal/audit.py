@@ -1,4 +1,4 @@
-"""What an audit has found, for people and as JSON."""
+"""The findings of an audit, as tables and as JSON."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ BOUND_COLUMNS = {
 
 
 def summary(audit: Any) -> dict[str, Any]:
-    """Means over all audited steps, layers and heads, and what a step reads."""
+    """Means over all audited steps, layers and heads, and the bytes that a step reads."""
     attend, select, dense = audit.n_bytes()
     read = {"mb_attention": attend, "mb_selection": select, "mb_dense": dense}
     found = {"steps": audit.n_step, **_row(audit.total()), **_estimate(audit)}
@@ -33,7 +33,7 @@ def summary(audit: Any) -> dict[str, Any]:
 
 
 def report(audit: Any) -> dict[str, Any]:
-    """Everything as JSON: the summary, each layer and KV head, the bounds."""
+    """All findings for JSON: the summary, each layer and KV head, the bounds."""
     if not audit.n_step:
         return {"steps": 0}
     groups = [
@@ -43,7 +43,7 @@ def report(audit: Any) -> dict[str, Any]:
 
 
 def write(audit: Any) -> None:
-    """The tables, on standard error."""
+    """Write the tables to standard error."""
     if not audit.n_step:
         note("audit: no decode step was due")
         return
@@ -68,7 +68,7 @@ def write(audit: Any) -> None:
 
 
 def _estimate(audit: Any) -> dict[str, Any]:
-    """The estimates of a metered method beside the exact masses, where there are any."""
+    """The estimates of a metered method beside the exact masses, if there are any."""
     found = audit.estimate()
     if found is None:
         return {}

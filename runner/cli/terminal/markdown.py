@@ -1,8 +1,9 @@
-"""Markdown on a terminal while it is written: every character is printed once and never again.
+"""Markdown on a terminal while it is generated: every character is printed once, never again.
 
-So nothing is drawn twice whatever happens to the window, and showing costs no more than printing.
-Words are wrapped as they are complete. A mark that opens bold, italic or code is held back until
-its end has come or its line is over: only then it is known to be one. Tables wait for their end.
+So nothing is redrawn when the window changes, and showing costs no more than printing. Words are
+wrapped once they are complete. A mark that opens bold, italic or code is held back until its
+closing mark has come or its line is over, as only then it is known to be one. Tables are held back
+until they end.
 """
 
 import os
@@ -14,13 +15,13 @@ from collections.abc import Callable
 BOLD, ITALIC, CODE, HEAD, DIM, RESET = (
     "\x1b[1m", "\x1b[3m", "\x1b[36m", "\x1b[1;4m", "\x1b[2m", "\x1b[0m",
 )  # fmt: skip
-HELD = 120  # characters of a span that are waited for
+HELD = 120  # characters of a span that are held back at most
 _FENCE = re.compile(r"\s{0,3}(```+|~~~+)")
 _HEADING = re.compile(r"(#{1,6})\s+")
 _ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+")
 _QUOTE = re.compile(r"\s{0,3}>\s?")
 _RULE = re.compile(r"\s{0,3}([-*_])(\s*\1){2,}\s*$")
-# What waits: a line that may still become a list, a heading or a rule, and a whole fence or table.
+# What is held back: a line that may become a list, a heading or a rule, and a fence or table.
 _OPEN = re.compile(r"[-*+>#`~_\s]*$|\s*\d{1,9}[.)]?\s*$|\s*(```|~~~|\|)")
 _SPAN = re.compile(r"(\*\*|__|`+|\*|_)")
 
@@ -35,12 +36,12 @@ class Markdown:
     ) -> None:
         self._write = write or sys.stdout.write
         self._width = width or columns
-        self._line = ""  # of the source, what of its open line is not yet shown
+        self._line = ""  # the part of the source's open line that is not shown yet
         self._begun = False  # whether the open line's kind is known
         self._fence, self._table = "", list[str]()
         self._indent, self._style = "", ""
         self._column, self._word = 0, ""
-        self._blank = True  # an empty line was shown last, or nothing
+        self._blank = True  # whether the last line shown was empty, or none was shown
 
     def push(self, text: str) -> None:
         """Show more."""
@@ -54,7 +55,7 @@ class Markdown:
             self._line = self._inline(self._line, last=False)
 
     def close(self) -> None:
-        """Show what was held back; the cursor is at the start of a line."""
+        """Show what was held back; the cursor is then at the start of a line."""
         if self._line or self._begun:
             line, self._line = self._line, ""
             self._end_line(line)
@@ -100,12 +101,12 @@ class Markdown:
             self._break()
         elif line.endswith("  "):
             self._break()
-        elif self._column:  # a paragraph goes on: a line break of the source is a blank
+        elif self._column:  # a paragraph continues: a line break of the source is a space
             self._space()
         self._begun, self._style = False, ""
 
     def _begin(self) -> None:
-        """Take the marks of a line's kind from its start, and show what stands for them."""
+        """Consume the marks at a line's start, and show what they stand for."""
         self._end_table()
         self._begun = True
         if found := _HEADING.match(self._line):
@@ -127,7 +128,7 @@ class Markdown:
         self._column, self._indent, self._blank = display_width(mark), " " * len(mark), False
 
     def _inline(self, text: str, *, last: bool) -> str:
-        """Show text with its spans; what must wait for more is given back."""
+        """Show text with its spans; returns the part that must wait for more."""
         while text:
             mark = _SPAN.search(text)
             if mark is None:
@@ -136,7 +137,7 @@ class Markdown:
             self._text(text[: mark.start()], "")
             text = text[mark.start() :]
             if not last and len(text) == len(mark[0]):
-                return text  # one more character may belong to the mark
+                return text  # the mark may be longer by the next character
             if not self._opens(text, mark[0]):
                 self._text(mark[0], "")
                 text = text[len(mark[0]) :]
@@ -170,7 +171,7 @@ class Markdown:
         return at
 
     def _text(self, text: str, style: str) -> None:
-        """Words to the terminal, wrapped; a style holds for all of them."""
+        """Print words, wrapped; a style holds for all of them."""
         for part in re.split(r"(\s+)", text):
             if not part:
                 continue
@@ -186,7 +187,7 @@ class Markdown:
             self._word = " "
 
     def _flush(self) -> None:
-        """Print the word that is complete, on the next line where this one has no room."""
+        """Print the complete word, on the next line if this one has no room."""
         n = display_width(self._word)
         if self._column + n >= self._width() and self._column > len(self._indent):
             self._write("\n" + self._indent)
@@ -200,7 +201,7 @@ class Markdown:
             self._word = ""
 
     def _break(self) -> None:
-        """Begin a line unless the cursor is at the start of one."""
+        """Begin a new line unless the cursor is at the start of one."""
         if self._word.strip():
             self._flush()
         self._word = ""
@@ -214,7 +215,7 @@ class Markdown:
         self._blank = not line
 
     def _end_table(self) -> None:
-        """Print the rows that were waited for, in columns where the terminal has room."""
+        """Print the rows that were held back, in columns if the terminal has room."""
         rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in self._table]
         self._table = []
         if not rows:
@@ -233,12 +234,12 @@ class Markdown:
 
 
 def _runs_on(text: str, at: int, mark: str) -> bool:
-    """Whether a mark is part of a longer one: the star of two stars."""
+    """Whether a mark is part of a longer one, such as the star of two stars."""
     return len(mark) == 1 and text[at + 1 : at + 2] == mark
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes, escape sequences none."""
+    """The columns that a text takes; escape sequences take none."""
     if text.isascii() and "\x1b" not in text:
         return len(text)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -249,7 +250,7 @@ def display_width(text: str) -> int:
 
 
 def columns() -> int:
-    """Columns of the terminal that standard output is, now."""
+    """The current columns of the terminal of standard output."""
     try:
         n = os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):

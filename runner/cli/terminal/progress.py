@@ -1,4 +1,4 @@
-"""Progress on standard error, in one line that goes when the work is done; only on a terminal."""
+"""Progress on standard error, in one line that is erased at the end; only on a terminal."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MIB = 1 << 20
-# What people read for the stages that the library names.
+# Texts for the stages that the library names.
 STAGES = {
     "load": "opening the model",
     "repack": "preparing the weights",
@@ -18,12 +18,12 @@ STAGES = {
     "join": "joining the parts",
     "wait": "waiting for another download of it",
 }
-FIRST_ESTIMATE = 2.0  # seconds that are measured before an estimate is shown
-CHUNKS = 3  # of a prompt that are measured before: each costs more than the one before
+FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown
+CHUNKS = 3  # of a prompt, measured before the first estimate: each costs more than the one before
 
 
 class Progress:
-    """A progress line on standard error, only where that is a terminal."""
+    """A progress line on standard error, only if that is a terminal."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -31,9 +31,9 @@ class Progress:
         self._start = time.monotonic()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Show stage, share done and time left; the line goes when the stage is complete.
+        """Show stage, share done and time left; the line is erased when the stage is complete.
 
-        The time counts from the stage's first call; what was done before it is not known.
+        The time counts from the stage's first call; progress before it is not counted.
         """
         if not sys.stderr.isatty():
             return
@@ -50,10 +50,10 @@ class Progress:
         self._draw(f"{STAGES.get(stage, stage)}: {share}{left}")
 
     def reading(self, total: int, n_past: int = 0) -> Callable[[int, int], None]:
-        """What to call with (done, total) while a prompt is read, from now on.
+        """A function to call with (done, total) while a prompt is read, from now on.
 
         n_past: tokens that are held already. The time left is shown once three chunks have shown
-        what a token costs and by how much that grows with its position.
+        the cost of a token and how it grows with its position.
         """
         if not sys.stderr.isatty():
             return _nothing
@@ -77,7 +77,7 @@ class Progress:
         return told
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -90,15 +90,15 @@ class Progress:
 
 
 def columns() -> int:
-    """Columns of the terminal that standard error is."""
+    """The columns of the terminal of standard error."""
     n = 0
     with contextlib.suppress(OSError, ValueError):
         n = os.get_terminal_size(sys.stderr.fileno()).columns
-    return n or 80  # 0: a terminal that does not know
+    return n or 80  # 0: a terminal that does not report it
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A time in readable form."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -107,4 +107,4 @@ def duration(seconds: float) -> str:
 
 
 def _nothing(*_: Any) -> None:
-    """Nobody watches."""
+    """Do nothing: there is no terminal."""

@@ -7,7 +7,10 @@ from tamis.cli.terminal.answer import visible
 
 
 def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """One line a row below the titles; columns: key -> title, left out where no row has the key."""
+    """A line for each row, below the titles.
+
+    columns: key -> title, dropped if no row has the key.
+    """
     used = [key for key in columns if any(key in row for row in rows)]
     cells = [[columns[key] for key in used]]
     cells += [[_shown(str(row.get(key, ""))) for key in used] for row in rows]
@@ -18,6 +21,6 @@ def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list
 
 
 def _shown(text: str) -> str:
-    """A cell on one line, also of a file's name that is no UTF-8 or has control characters."""
+    """A cell on one line, even for a file name with control characters or invalid UTF-8."""
     plain = text.encode(errors="backslashreplace").decode()
     return visible(plain).replace("\n", "\u240a").replace("\t", "\u2409")

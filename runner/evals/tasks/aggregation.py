@@ -1,7 +1,7 @@
-"""Aggregation: the words that come most often, which no part of a context shows (RULER, 3.3).
+"""Aggregation: the most frequent words, which no single part of a context shows (RULER, 3.3).
 
-Common words: ten come 30 times, the others three times. Frequent words: how often the k-th word
-comes follows a zeta distribution; the first of all is dots and does not count.
+Common words: ten occur 30 times, the others three times. Frequent words: the number of occurrences
+of the k-th word follows a zeta distribution; the first of all is dots and does not count.
 """
 
 from random import Random
@@ -14,7 +14,7 @@ N_FREQUENT, ALPHA = 3, 2.0
 
 
 def _common(seed: str, n: int) -> Draft:
-    """n: uncommon words beside the ten."""
+    """A draft of common words; n: the number of uncommon ones."""
     rng = stream(seed, "words")
     vocabulary = words.compounds(stream(seed, "vocabulary"), N_COMMON + 14 + n)
     common, shown, others = vocabulary[:10], vocabulary[10:24], vocabulary[24:]
@@ -38,7 +38,7 @@ def _list(items: list[str], rng: Random) -> str:
 
 
 def _frequent(seed: str, n: int) -> Draft:
-    """n: words of the text, in tens."""
+    """A draft of frequent words; n: words of the text, in tens."""
     n_word = 10 * n + 40
     rng = stream(seed, "coded")
     coded: list[str] = []
@@ -61,7 +61,7 @@ def _frequent(seed: str, n: int) -> Draft:
 
 
 def zeta_counts(n_word: int, n_kind: int) -> list[int]:
-    """How often each of n_kind words comes among about n_word: n_word k^-alpha / zeta(alpha)."""
+    """The counts of n_kind words among about n_word: n_word k^-alpha / zeta(alpha)."""
     weights = [k**-ALPHA for k in range(1, n_kind + 1)]
     return [max(1, round(n_word * weight / sum(weights))) for weight in weights]
 

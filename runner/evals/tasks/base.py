@@ -1,4 +1,4 @@
-"""What a task is, and how its prompt is made to fit a length in tokens."""
+"""The definition of a task, and the search for the prompt that fits a length in tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from tamis.evals.tasks import words
 
 MATCH_ALL, MATCH_PART, ROUGE = "match_all", "match_part", "rouge"
 F1, EXACT, EDIT = "f1", "exact", "edit"
-RULER = "ruler"  # the group of the 13 tasks
+RULER = "ruler"  # the name of the group of the 13 tasks
 
 
 class LengthError(ValueError):
-    """The length leaves no room for the task; the message has the least that it needs."""
+    """The length leaves no room for the task; the message has the least length."""
 
 
 class Draft(NamedTuple):
-    """A prompt and what its answer must have."""
+    """A prompt and its expected answer."""
 
     context: str  # what is read; in fair mode before the question is known
     question: str
-    prefix: str  # what the answer is made to begin with; not counted as answered
+    prefix: str  # the given beginning of the answer; it does not count as answered
     expected: tuple[str, ...]
 
 
@@ -32,7 +32,8 @@ class Task:
     name: str
     summary: str
     n_predict: int  # tokens of the longest answer; they count towards the length
-    make: Callable[[str, int], Draft]  # (seed, units of filler); more units extend the filler
+    # (seed, units of filler) -> Draft; more units extend the filler
+    make: Callable[[str, int], Draft]
     score: str = MATCH_ALL
     group: str = RULER
 
@@ -64,7 +65,7 @@ def fit(task: Task, length: int, seed: str, count: Callable[[Draft], int]) -> Sa
     while size(high) <= room:
         low, high = high, 2 * high
     while high - low > 1:
-        # Where a straight line through both ends meets the room, then halves.
+        # First where a straight line through both ends meets the room, then bisection.
         share = (room - size(low)) / max(1, size(high) - size(low))
         guess = low + int(share * (high - low)) if len(sizes) % 3 else (low + high) // 2
         middle = min(max(guess, low + 1), high - 1)
@@ -73,7 +74,7 @@ def fit(task: Task, length: int, seed: str, count: Callable[[Draft], int]) -> Sa
 
 
 def check_room(task: Task, length: int, n_token: int) -> None:
-    """Raise LengthError where a prompt of n_token without any filler is too long already."""
+    """Raise LengthError if a prompt of n_token without any filler is too long already."""
     if n_token + task.n_predict > length:
         raise LengthError(
             f"{task.name} takes {n_token + task.n_predict} tokens without any filler, "
@@ -82,13 +83,13 @@ def check_room(task: Task, length: int, n_token: int) -> None:
 
 
 def check_units(n: int, most: int, what: str) -> None:
-    """Raise LengthError where a task has no more than `most` different things to say."""
+    """Raise LengthError if n units of a task exceed the `most` different ones that it has."""
     if n > most:
         raise LengthError(f"there are {most} different {what}: --length is too long for the task")
 
 
 def stream(seed: str, part: str) -> Random:
-    """A generator of one part of a prompt: parts do not move when another one grows."""
+    """A random generator for one part of a prompt; parts stay the same when another one grows."""
     return Random(f"{seed}/{part}")
 
 
@@ -99,7 +100,7 @@ def prose(seed: str, n: int) -> list[str]:
 
 
 def hide(needles: Sequence[str], hay: Sequence[str], rng: Random) -> list[str]:
-    """The hay with each needle at a random place of it; depths do not depend on the hay's size."""
+    """The hay with each needle at a random depth, which does not depend on the hay's size."""
     depths = [rng.random() for _ in needles]
     placed = sorted(zip(depths, needles, strict=True))
     found, at = [], 0
@@ -111,6 +112,6 @@ def hide(needles: Sequence[str], hay: Sequence[str], rng: Random) -> list[str]:
 
 
 def joined(items: Sequence[str]) -> str:
-    """Items as in `a, b and c`."""
+    """A list of items in the form `a, b and c`."""
     *first, last = items
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,7 +1,7 @@
 """Needles in a haystack: RULER's eight retrieval tasks (Hsieh et al. 2024, arXiv 2404.06654, 3.1).
 
-A needle says what the secret value of a key is. Tasks differ in the hay (a repeated line, prose, or
-more needles), in how many needles there are and in what is asked.
+A needle states the secret value of a key. Tasks differ in the hay (a repeated line, prose, or more
+needles), in the number of needles and in the question.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ _LINE = "The river is wide. The road is long. The wind comes and goes. Here noth
 
 @dataclass(frozen=True)
 class Needles:
-    """What is hidden: RULER's parameters."""
+    """RULER's parameters of what is hidden."""
 
     hay: str = PROSE
-    value: str = "number"  # or "code", a UUID
+    value: str = "number"  # "number"; or "code", a UUID
     n_key: int = 1
     n_value: int = 1  # of each key
     n_asked: int = 1  # keys
@@ -55,7 +55,7 @@ def _hay(kind: Needles, seed: str, n: int, keys: list[str]) -> list[str]:
     check_units(n, len(words.ADJECTIVES) * len(words.NOUNS) // 2, "keys")
     seen = set(keys)
     lines: list[str] = []
-    while len(lines) < n:  # one by one, so that a longer hay only adds to a shorter one
+    while len(lines) < n:  # one by one, so that a longer hay extends a shorter one
         (key,) = _drawn(kind.key, rng, 1)
         if key not in seen:
             seen.add(key)

@@ -1,8 +1,8 @@
-"""Questions on made-up records among others like them (RULER, 3.4, with texts of our own).
+"""Questions on fictional records among others like them (RULER, 3.4, with texts of our own).
 
 RULER takes SQuAD and HotpotQA and adds paragraphs; a model may know their answers by heart. These
-people and towns do not exist: qa_1 asks for one fact of one record, qa_2 for one that two records
-have to be put together for.
+people and towns do not exist: qa_1 asks for one fact of one record, qa_2 for one that needs two
+records.
 """
 
 from random import Random
@@ -10,7 +10,7 @@ from random import Random
 from tamis.evals.tasks import words
 from tamis.evals.tasks.base import MATCH_PART, Draft, Task, check_units, stream
 
-_MOST = 4400  # people; half as many towns
+_MOST = 4400  # people; there are half as many towns
 _THINGS = ("bridge", "town hall", "cathedral", "harbor", "library", "windmill")
 _TRADES = (
     *("a botanist", "a cellist", "a chemist", "a composer", "a dentist", "a geologist"),
@@ -66,7 +66,7 @@ def _person(name: str, town: str, dish: str, facts: Random) -> str:
 
 
 def _mixed(records: list[str], rng: Random) -> str:
-    # Each record's place is drawn in its turn, so that a further record moves no other.
+    # The position of each record is drawn in order, so that a further record moves no other.
     places = [rng.random() for _ in records]
     order = sorted(range(len(records)), key=places.__getitem__)
     return "\n\n".join(f"Record {i}:\n{records[at]}" for i, at in enumerate(order, 1))

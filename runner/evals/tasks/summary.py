@@ -1,4 +1,4 @@
-"""A chronicle of five chapters to be summed up; ROUGE against the sentence each begins with."""
+"""A draft of n sentences of filler, dealt to the chapters one by one."""
 
 from tamis.evals.tasks import words
 from tamis.evals.tasks.base import ROUGE, Draft, Task, prose, stream

@@ -1,4 +1,4 @@
-"""Variable tracking: which names got one value through a chain of assignments (RULER, 3.2)."""
+"""Variable tracking: the names that got one value by a chain of assignments (RULER, 3.2)."""
 
 from random import Random
 from string import ascii_uppercase
@@ -7,7 +7,7 @@ from tamis.evals.tasks import words
 from tamis.evals.tasks.base import Draft, Task, joined, stream
 
 N_HOP = 4
-N_PREDICT = 48  # RULER's 30 do not hold five names where a name takes five tokens
+N_PREDICT = 48  # RULER's 30 are too few for five names of five tokens each
 _LINE = "The river is wide. The road is long. The wind comes and goes. Here nothing else happens."
 
 
@@ -17,7 +17,7 @@ def _make(seed: str, n: int) -> Draft:
     value, other = words.number(rng, 5), words.number(rng, 5)
     while other == value:
         other = words.number(rng, 5)
-    # A worked example with a chain of its own: how the answer looks, not what is in it.
+    # A worked example with a chain of its own: it shows the form of the answer, not its content.
     example = _chain(names[N_HOP + 1 :], other)
     ask = "Which variables have the value {}? There are {}. Name all of them."
     tell = "By assignments, the variables that have the value {} are"
@@ -47,7 +47,7 @@ def _chain(names: list[str], value: str) -> list[str]:
 
 
 def _hidden(chain: list[str], n: int, rng: Random) -> list[str]:
-    """The assignments in their order, at random places among n dull lines."""
+    """The assignments in order, at random positions among n dull lines."""
     depths = sorted(rng.random() for _ in chain)
     ends = [round(depth * n) for depth in depths]
     lines, at = [], 0

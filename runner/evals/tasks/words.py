@@ -1,6 +1,6 @@
 """Word lists of our own, and the prose, names and codes that tasks are made of.
 
-Everything is drawn from the generator that the caller hands in: the same seed, the same text.
+Everything is drawn from the caller's generator: the same seed gives the same text.
 """
 
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ _TOWNS = tuple(f"{a}{b}{c}" for a in _TOWN_WHERE for b in _TOWN_STARTS for c in 
 
 
 def sentences(rng: Random) -> Iterator[str]:
-    """Prose without end: sentences of 8 to 25 words that say nothing about numbers or names."""
+    """Yield endless prose: sentences of 8 to 25 words without numbers or names."""
     while True:
         words = f"the {rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
         text = f"The {rng.choice(_PEOPLE)} {rng.choice(_VERBS)} {words}"

@@ -1,1 +1,1 @@
-"""GBNF, llama.cpp's notation of grammars: read into trees, and written as llguidance's Lark."""
+"""GBNF, llama.cpp's notation of grammars: parsed into trees, and written as llguidance's Lark."""

@@ -1,4 +1,4 @@
-"""A GBNF grammar as the text of a grammar for llguidance."""
+"""Converts a GBNF grammar to the text of a grammar for llguidance."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from tamis.grammar.rules import CompiledGrammar
 
 
 class Vocabulary(Protocol):
-    """What a grammar that names tokens needs of a model."""
+    """What a grammar that names tokens needs of a model: a Protocol."""
 
     n_vocab: int
 
@@ -18,13 +18,13 @@ class Vocabulary(Protocol):
         """The tokens that end a text."""
 
     def token(self, text: str) -> int | None:
-        """The token that is this text; None where it is several."""
+        """The token that is exactly this text; None if it takes several."""
 
 
 def compiled_gbnf(text: str, tokenizer: Vocabulary | None) -> CompiledGrammar:
-    """The grammar of a text. Raises GrammarError with the line that is wrong.
+    """The compiled grammar of a text. Raises GrammarError with the line of the error.
 
-    tokenizer: knows the tokens that the grammar names.
+    tokenizer: resolves the tokens that the grammar names.
     """
 
     def token_id(name: str) -> int:

@@ -1,7 +1,7 @@
-r"""GBNF read into a tree for every rule, as llama.cpp reads it.
+r"""Parses GBNF into a tree for every rule, with llama.cpp's rules.
 
-Escapes are \xNN, \uNNNN, \UNNNNNNNN, \t, \r, \n, \\, \", \[, \], \-. Of rules of the same name the
-last one counts.
+Escapes are \xNN, \uNNNN, \UNNNNNNNN, \t, \r, \n, \\, \", \[, \], \-. Among rules of the same name
+the last one counts.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tamis.grammar.errors import GrammarError
 from tamis.grammar.trees import Chars, Either, Node, Row, Times
 
 MOST_LEVELS = 100
-MOST_TIMES = 2000  # a higher limit is none, as in llama.cpp
+MOST_TIMES = 2000  # a higher limit means no limit, as in llama.cpp
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MARKS = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -21,23 +21,23 @@ _EVERY = Chars(Characters(((0, LAST),)))
 
 @dataclass(frozen=True, slots=True)
 class Reference(Node):
-    """Another rule."""
+    """A reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Token(Node):
-    """One token of the vocabulary, or any but that."""
+    """One token of the vocabulary, or any token except it."""
 
     token_id: int
     wanted: bool = True
 
 
 def parsed(text: str, token: Callable[[str], int]) -> dict[str, Node]:
-    """The trees of a grammar's rules by their names; token: the id of a token by its text.
+    """The trees of a grammar's rules by their names; token: returns the id of a token's text.
 
-    Raises GrammarError with the line and the column of what is wrong.
+    Raises GrammarError with the line and the column of the error.
     """
     return _Parser(text, token).rules()
 

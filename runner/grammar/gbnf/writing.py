@@ -1,8 +1,9 @@
-"""GBNF's trees written as llguidance's Lark.
+"""Writes GBNF's trees as llguidance's Lark.
 
-llguidance reads a terminal as far as it goes; GBNF means every way to read a text. A part without
-recursion becomes a terminal where both are the same: where no character that may come after it also
-goes on with it, or with another terminal. Elsewhere each character is a terminal of its own.
+llguidance matches a terminal greedily, whereas GBNF allows every way to parse a text. A part
+without recursion becomes a terminal if both mean the same: if no character that may follow it could
+also continue it, or it together with another terminal. Elsewhere each character is a terminal of
+its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,21 +19,22 @@ from tamis.grammar.trees import Chars, Either, Node, Row, Times, nullable, regex
 
 _MOST_NODES = 20_000  # of a terminal
 _MOST_PROBES = 300
-_MOST_LEAVES = 60  # that are compared with each other
+_MOST_LEAVES = 60  # leaves that are compared with each other
 _NO_CHARACTERS = Characters()
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tree without recursion in a row of a rule."""
+    """A tree without recursion within a row of a rule."""
 
     tree: Node
 
 
 def grammar(rules: dict[str, Node], token: Callable[[Token], str]) -> CompiledGrammar:
-    """The grammar of some rules; token: the symbol of a token.
+    """The grammar of these rules; token: the symbol of a token.
 
-    Raises GrammarError where no text ends it. Where nothing in it is recursive, it is one terminal.
+    Raises GrammarError if no finite text matches it. A grammar without recursion becomes one
+    terminal.
     """
     writer = _Writer(rules, token)
     root = writer.flat["root"]
@@ -52,7 +54,7 @@ class _Writer:
     def __init__(self, rules: dict[str, Node], token: Callable[[Token], str]) -> None:
         self.rules, self.token = rules, token
         self.flat = _without_recursion(rules)
-        self.exploded: set[Node] = set()  # trees whose characters are terminals of their own
+        self.exploded: set[Node] = set()  # trees whose characters are separate terminals
         self.n_probe = 0
 
     def grammar(self) -> CompiledGrammar:
@@ -89,7 +91,7 @@ class _Writer:
         return self._named[name]
 
     def _regular(self, node: Node) -> Node | None:
-        """A part with the rules in it written out, None where that cannot be."""
+        """A part with its rules expanded, None if that is impossible."""
         return _written_out(node, self.flat)
 
     def _fill(self, rule: Rule, node: Node) -> None:
@@ -124,7 +126,7 @@ class _Writer:
         return rule
 
     def _leaf(self, run: list[Node]) -> list["str | Rule | Repeated"]:
-        """The symbols of a row of trees: a terminal, or what its characters are."""
+        """The symbols of a row of trees: one terminal, or those of its characters."""
         if not run:
             return []
         tree = run[0] if len(run) == 1 else Row(tuple(run))
@@ -154,10 +156,11 @@ class _Writer:
         self._leaves[node] = _terminal(node)
         return [Rule(Leaf(node)).add(_terminal(node))]
 
-    # --- terminals that llguidance would read too far ---------------------------------------------
+    # --- terminals that llguidance would match too far
+    # ---------------------------------------------
 
     def _conflict(self, start: Rule) -> set[Node] | None:
-        """Trees that must be read by characters, None where there are none."""
+        """The trees that must be split into characters, None if there are none."""
         after = _Following(start).of_leaves()
         found: set[Node] = set()
         if len(after) > _MOST_LEAVES:
@@ -176,13 +179,13 @@ class _Writer:
         return overlap(_first(tree), _first(other)) and overlap(follow, _all(other))
 
     def _goes_on(self, tree: Node, other: Node, follow: Characters) -> bool:
-        """Whether what a tree matches, with a character that may follow, begins another one."""
+        """Whether a match of a tree, with a character after it, is a prefix of another match."""
         after = f"/{plain(follow)}/ /(?s:.)*/"
         return not is_empty(f"(({_terminal(tree)} {after}) & {_terminal(other)})")
 
 
 class _Following:
-    """For the leaves of a grammar the characters that may come after them."""
+    """The characters that may follow each leaf of a grammar."""
 
     def __init__(self, start: Rule) -> None:
         self._rules = reachable(start)
@@ -292,7 +295,7 @@ def _all(node: Node) -> Characters:
 
 
 def _without_recursion(rules: dict[str, Node]) -> dict[str, Node | None]:
-    """The trees of rules with other rules written out, None where they are recursive or large."""
+    """The trees of rules with other rules expanded, None for recursive or large ones."""
     found: dict[str, Node | None] = {}
     entered: set[str] = set()
     for start in rules:

@@ -1,4 +1,4 @@
-"""Arrays as rules: items in their order, numbers of them, what they must contain, no item twice."""
+"""Arrays as rules: items in order, their number, what they must contain, distinct items."""
 
 from collections.abc import Iterator
 from itertools import product as every
@@ -11,13 +11,13 @@ from tamis.grammar.schema.denied import against
 from tamis.grammar.schema.forms import Arrays, Conj, both
 from tamis.grammar.schema.rule_table import Rules
 
-_MOST_FIRST = 200  # items that differ by their place
-_MOST_STATES = 2000  # of counting what is contained
-_MOST_UNIQUE = 60  # values of items that must differ
+_MOST_FIRST = 200  # items with a schema of their own position
+_MOST_STATES = 2000  # states of counting the contained items
+_MOST_UNIQUE = 60  # values of items that must be distinct
 
 
 class _State(NamedTuple):
-    """How many items there were, and how many like each thing that is counted; to some bound."""
+    """The number of items so far, and of those like each counted thing; both capped."""
 
     n: int
     counts: tuple[int, ...]
@@ -42,7 +42,7 @@ class ArrayWriter:
         else:
             self._listed(rule, form)
 
-    # --- items in their order ---------------------------------------------------------------------
+    # --- items in order ---------------------------------------------------------------------------
 
     def _listed(self, rule: Rule, form: Arrays) -> None:
         low, high, value = form.low, scalars.limit(form.high), self._rules.value
@@ -70,7 +70,7 @@ class ArrayWriter:
         rule.add('"["', value(form.item(0)), Times(more, max(low - 1, 0), most), '"]"')
 
     def _rest(self, form: Arrays, n_first: int) -> Rule:
-        """The rule of what follows the first items."""
+        """The rule of the items after the first ones."""
         high = scalars.limit(form.high)
         more = self._rules.rule().add('","', self._rules.value(form.item(n_first)))
         least = max(form.low - n_first, 0)
@@ -82,7 +82,7 @@ class ArrayWriter:
     # --- items that are counted -------------------------------------------------------------------
 
     def _counted(self, rule: Rule, form: Arrays) -> None:
-        """Left-recursive rules: one for each state that a beginning of the items leads to."""
+        """Left-recursive rules: one for each state that a prefix of the items leads to."""
         caps = tuple(c.low if c.high is None else c.high for c in form.counts)
         high = scalars.limit(form.high)
         n_cap = max(form.n_first, form.low, 0 if high is None else high)
@@ -123,7 +123,7 @@ class ArrayWriter:
     def _items(
         self, form: Arrays, state: _State, caps: tuple[int, ...]
     ) -> Iterator[tuple[Conj, tuple[int, ...]]]:
-        """An item as it may follow, by what it is like, and the counts after it."""
+        """Yield each kind of next item as conditions, with the counts after it."""
         for alike in every((True, False), repeat=len(caps)):
             item, counts = form.item(state.n), []
             for yes, count, n, cap in zip(alike, form.counts, state.counts, caps, strict=True):
@@ -137,10 +137,10 @@ class ArrayWriter:
             else:
                 yield item, tuple(counts)
 
-    # --- no item twice ----------------------------------------------------------------------------
+    # --- distinct items ---------------------------------------------------------------------------
 
     def _values(self, form: Arrays) -> list[str] | None:
-        """The texts of all values that an item can have; None where they are not few."""
+        """The texts of all values that an item can have; None if there are too many."""
         if form.counts or form.n_first:
             return None
         forms = self._rules.reader.forms(form.item(0))
@@ -164,7 +164,7 @@ class ArrayWriter:
         return found if len(found) <= _MOST_UNIQUE else None
 
     def _unique(self, rule: Rule, form: Arrays, values: list[str]) -> None:
-        """A rule with a bit for each value that was there."""
+        """Add a rule with one bit for each value that has occurred."""
         high = scalars.limit(form.high)
         most = len(values) if high is None else min(high, len(values))
         if form.low == 0:

@@ -1,4 +1,4 @@
-"""A JSON schema as the text of a grammar, with what was left out."""
+"""Converts a JSON schema to the text of a grammar, with the keywords that were left out."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from tamis.grammar.schema.writing import Writer
 
 
 def compiled_schema(schema: Any, space: str, *, close: bool = True) -> CompiledGrammar:
-    """The grammar of a schema. Raises GrammarError with the place that is wrong.
+    """The grammar of a schema. Raises GrammarError with the pointer to the error.
 
-    space: a regular expression of what may stand between the marks of a JSON text. close: objects
-    have no properties but those that are listed, unless the schema says so.
+    space: a regular expression of the white space between the tokens of a JSON text. close: objects
+    have no properties except the listed ones, unless the schema allows them.
     """
     document = Document(schema)
     reader = Reader(document)

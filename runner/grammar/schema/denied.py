@@ -1,6 +1,6 @@
-"""What a schema leaves that must not hold: for each of its keywords the values that break it.
+"""The complement of a schema under `not`: for each of its keywords the values that violate it.
 
-Where no forms say that, `Inexact` is raised, and the keyword that asked is left out.
+If no forms express that, `Inexact` is raised, and the keyword that asked for it is left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,29 +46,29 @@ _MOST_TOGETHER = 6  # schemas of a oneOf, optional properties of a closed object
 
 
 class Reads(Protocol):
-    """What a schema that must not hold asks of its reader: the forms of its parts."""
+    """What the complement of a schema needs of its reader, a Protocol: the forms of its parts."""
 
     document: Document
 
     def forms(self, conj: Conj) -> Forms:
-        """The alternatives of what must hold."""
+        """The alternatives of a conjunction."""
 
     def term(self, term: Term) -> Forms:
         """The alternatives of one term that must hold."""
 
     def guarded(self, term: Term) -> Forms:
-        """The alternatives that are left by a term that must not hold."""
+        """The alternatives that remain if a term must not hold."""
 
     def meet(self, a: Forms, b: Forms, place: Place) -> Forms:
-        """What both forms allow."""
+        """The intersection of two forms."""
 
 
 class Inexact(Exception):
-    """No forms are what a schema leaves."""
+    """No forms express the complement of a schema."""
 
 
 def against(conj: Conj) -> Conj:
-    """What must hold where not all of these do."""
+    """The negation of a conjunction."""
     if not conj:
         return NEVER
     if len(conj) > 1:
@@ -84,7 +84,7 @@ def denied_forms(reader: Reads, place: Place, scope: tuple[str, ...]) -> Forms:
     schema = place.schema
     if isinstance(schema, bool):
         return NOTHING if schema else EVERY
-    own_forms(place, scope, lambda *_: None)  # raises what is wrong with it
+    own_forms(place, scope, lambda *_: None)  # raises the errors of the schema itself
     found = []
     for key in schema:
         if key in _INEXACT and not _is_all(schema[key]):
@@ -148,7 +148,7 @@ def _between(numbers: list[Fraction]) -> tuple[Numbers, ...]:
 
 
 def _other_values(place: Place) -> tuple[Any, Any]:
-    """Arrays and objects that are not the one of a place."""
+    """An array and an object that differ from the value at a place."""
     value = place.schema
     other = [Place(f"{place.pointer}=", {"const": part}, place.base) for part in _parts(value)]
     size, differ = len(value), [(Term(each, False),) for each in other]
@@ -276,7 +276,7 @@ def _subsets(names: list[str]) -> Iterable[tuple[str, ...]]:
 
 
 def _more_than(n_name: int, missing: tuple[str, ...]) -> Objects:
-    """Objects without some properties that have another one than those that are named."""
+    """Objects that lack some properties and have others than the named ones."""
     layer = Layer(tuple((name, NEVER) for name in missing))
     return Objects((layer,) if missing else (), low=n_name - len(missing) + 1, opened=True)
 

@@ -1,6 +1,6 @@
-"""Formats of strings that are enforced, as patterns; `NAMED` are those that JSON Schema defines.
+"""Formats of strings that are enforced, as patterns; `NAMED` are those of JSON Schema.
 
-They are as narrow as usual readers want them: no leap second, no year 0, no 29th of February but in
+They are as narrow as usual readers expect: no leap second, no year 0, no 29th of February except in
 leap years. Other names are annotations by JSON Schema and allow every string.
 """
 

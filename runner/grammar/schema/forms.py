@@ -1,7 +1,7 @@
-"""What values a schema allows: for every type of JSON some alternatives, each a record of limits.
+"""The values that a schema allows: for every type of JSON alternatives, each a record of limits.
 
-Parts of a value are named by what must hold of them, a `Conj`: some places of the schema, wanted or
-not. They are read only when they are written, so that schemas may refer to themselves.
+A part of a value is described by a `Conj`: places of the schema that must or must not hold. These
+are read only when they are written, so that schemas may refer to themselves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from tamis.grammar.schema.places import Place
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-ALL = 1 << 62  # as a number of items: every one
+ALL = 1 << 62  # as a number of items: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """What must hold, or must not: a place of the schema, or one of some conjunctions."""
+    """A condition: a place of the schema that must or must not hold, or one of some Conjs."""
 
     place: Place
     wanted: bool = True
@@ -31,37 +31,37 @@ NEVER: Conj = (Term(Place("#", False, ""), either=()),)
 
 
 def both(*some: Conj) -> Conj:
-    """All that some conjunctions ask for."""
+    """The conjunction of several ones."""
     return tuple(dict.fromkeys(term for conj in some for term in conj))
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Of null and the booleans: those that are left."""
+    """The allowed ones of null, true and false."""
 
     values: tuple[bool | None, ...]
-    named: bool = False  # its type is named by the schema
+    named: bool = False  # whether the schema names their type
 
     def meet(self, other: "Constants") -> "Constants | None":
-        """What both allow, None where that is nothing."""
+        """The intersection, None if it is empty."""
         values = tuple(value for value in self.values if value in other.values)
         return Constants(values, self.named or other.named) if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A range of numbers; open ends do not belong to it."""
+    """A range of numbers; open ends are excluded."""
 
     low: Fraction | None = None
     low_open: bool = False
     high: Fraction | None = None
     high_open: bool = False
-    whole: bool | None = None  # False: with a fraction
+    whole: bool | None = None  # False: only numbers with a fraction
     multiple: Fraction | None = None
     named: bool = False
 
     def meet(self, other: "Numbers") -> "Numbers | None":
-        """What both allow, None where that is nothing."""
+        """The intersection, None if it is empty."""
         low, low_open = _higher(self, other)
         high, high_open = _lower(self, other)
         if None not in (self.whole, other.whole) and self.whole != other.whole:
@@ -72,7 +72,7 @@ class Numbers:
         return Numbers(low, low_open, high, high_open, whole, multiple, named).checked()
 
     def checked(self) -> "Numbers | None":
-        """These, with whole ends where they are whole; None where there are none."""
+        """The range, with integral ends if it is whole; None if it is empty."""
         low, high, found = self.low, self.high, self
         if self.whole:
             if low is not None:
@@ -94,7 +94,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Of a string: a pattern, a format, or the one value, that it has or has not."""
+    """A condition on a string: a pattern, a format or one value that it must or must not match."""
 
     kind: str
     text: str
@@ -104,7 +104,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Strings of some lengths, which pass tests; values: only these."""
+    """Strings of certain lengths that pass tests; values: only these."""
 
     low: int = 0
     high: int | None = None
@@ -113,7 +113,7 @@ class Strings:
     named: bool = False
 
     def meet(self, other: "Strings") -> "Strings | None":
-        """What both allow, None where that is nothing."""
+        """The intersection, None if it is empty."""
         low, high = max(self.low, other.low), _least(self.high, other.high)
         tests = tuple(dict.fromkeys(self.tests + other.tests))
         values = other.values if self.values is None else self.values
@@ -132,7 +132,7 @@ class Strings:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many items are like something: `contains` and its limits."""
+    """How many items must match a schema: `contains` and its limits."""
 
     like: Conj
     low: int
@@ -141,20 +141,20 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """Arrays; layers: of the first items one by one and of the rest, all of which hold."""
+    """Arrays; layers: schemas of the first items one by one and of the rest, all of which hold."""
 
     layers: tuple[tuple[tuple[Conj, ...], Conj], ...] = ()
     low: int = 0
     high: int | None = None
     counts: tuple[Count, ...] = ()
-    unique: Place | None = None  # who asks for it
-    seen: int = 0  # the first items that something has looked at
+    unique: Place | None = None  # the place that asks for distinct items
+    seen: int = 0  # how many first items a keyword has evaluated
     seen_like: tuple[Conj, ...] = ()
     declared: bool = False
     named: bool = False
 
     def meet(self, other: "Arrays") -> "Arrays | None":
-        """What both allow, None where lengths leave nothing."""
+        """The intersection, None if the lengths exclude each other."""
         low, high = max(self.low, other.low), _least(self.high, other.high)
         if high is not None and low > high:
             return None
@@ -171,18 +171,18 @@ class Arrays:
         )
 
     def item(self, i: int) -> Conj:
-        """What must hold of item i."""
+        """The condition on item i."""
         return both(*(first[i] if i < len(first) else rest for first, rest in self.layers))
 
     @property
     def n_first(self) -> int:
-        """The items before those that are alike."""
+        """The number of items before those with a common schema."""
         return max((len(first) for first, _ in self.layers), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one schema says of properties: by name, by pattern, of those that are left."""
+    """What one schema says of properties: by name, by pattern, and of the remaining ones."""
 
     names: tuple[tuple[str, Conj], ...] = ()
     patterns: tuple[tuple[str, Conj], ...] = ()
@@ -191,7 +191,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The properties that something has looked at."""
+    """The properties that a keyword has evaluated."""
 
     names: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
@@ -204,21 +204,21 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Objects; layers: all of them hold. declared: some schema lists properties."""
+    """Objects; layers: all of them hold. declared: whether a schema lists properties."""
 
     layers: tuple[Layer, ...] = ()
     required: tuple[str, ...] = ()
     low: int = 0
     high: int | None = None
     keys: Conj = ()  # of each name
-    sized: Place | None = field(default=None, compare=False)  # who limits their number
+    sized: Place | None = field(default=None, compare=False)  # the place that limits their number
     seen: Seen = Seen()
     declared: bool = False
-    opened: bool = False  # it says itself which other properties there are
+    opened: bool = False  # whether the schema itself allows further properties
     named: bool = False
 
     def meet(self, other: "Objects") -> "Objects | None":
-        """What both allow, None where numbers of properties leave nothing."""
+        """The intersection, None if the numbers of properties exclude each other."""
         low, high = max(self.low, other.low), _least(self.high, other.high)
         required = tuple(dict.fromkeys(self.required + other.required))
         if high is not None and max(low, len(required)) > high:
@@ -243,7 +243,7 @@ F = TypeVar("F", Constants, Numbers, Strings, Arrays, Objects)
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """The alternatives of each type of JSON; none: no value of that type."""
+    """The alternatives of each type of JSON; none: no value of that type is allowed."""
 
     null: tuple[Constants, ...] = ()
     boolean: tuple[Constants, ...] = ()
@@ -264,11 +264,11 @@ class Forms:
 
     @property
     def empty(self) -> bool:
-        """Whether there are none."""
+        """Whether there are no alternatives."""
         return not self.n
 
     def only(self, kinds: Iterable[str]) -> "Forms":
-        """Those of some types."""
+        """The forms of these types only."""
         kinds = set(kinds)
         return Forms(**{kind: self.of(kind) for kind in TYPES if kind in kinds})
 
@@ -285,7 +285,7 @@ NOTHING = Forms()
 
 
 def union(some: Iterable[Forms]) -> Forms:
-    """What any of them allows."""
+    """The union of some forms."""
     every = list(some)
     return Forms(
         **{kind: tuple(dict.fromkeys(f for one in every for f in one.of(kind))) for kind in TYPES}
@@ -293,7 +293,7 @@ def union(some: Iterable[Forms]) -> Forms:
 
 
 def product(a: Sequence[F], b: Sequence[F]) -> tuple[F, ...]:
-    """What one of each allows together."""
+    """The non-empty intersections of one alternative of each."""
     pairs = (x.meet(y) for x in a for y in b)
     return tuple(dict.fromkeys(found for found in pairs if found is not None))
 

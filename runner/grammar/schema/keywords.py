@@ -1,6 +1,6 @@
-"""The values of a schema's keywords, checked, and what its own keywords allow.
+"""The checked values of a schema's keywords, and what its own keywords allow.
 
-Its own are those that say something of the value by themselves: not those that combine schemas.
+Its own keywords constrain the value by themselves: they do not combine schemas.
 """
 
 import math
@@ -39,18 +39,18 @@ OWN |= {"prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minCo
 OWN |= {"maxContains", "properties", "patternProperties", "additionalProperties", "required"}
 OWN |= {"propertyNames", "minProperties", "maxProperties"}
 _DIGITS = 400  # of a number that is written out
-Note = Callable[[Place, str], None]  # a keyword of a place that is left out
+Note = Callable[[Place, str], None]  # called with the place and the keyword that is left out
 
 
 def conj_of(place: Place, scope: tuple[str, ...]) -> Conj:
-    """What must hold where a schema applies."""
+    """The condition that the schema at a place holds."""
     if place.schema is True or place.schema == {}:
         return ()
     return NEVER if place.schema is False else (Term(place, True, scope),)
 
 
 def number(place: Place, key: str) -> Fraction | float | None:
-    """The number of a keyword; a float where it is infinite. Raises GrammarError."""
+    """The number of a keyword; a float if it is infinite. Raises GrammarError."""
     value = place.schema.get(key)
     if value is None:
         return None
@@ -60,7 +60,7 @@ def number(place: Place, key: str) -> Fraction | float | None:
 
 
 def fraction(value: int | float) -> Fraction | float:
-    """A number of JSON, as it is written; an infinite one as it is."""
+    """A number of JSON, exact; an infinite one stays a float."""
     if isinstance(value, float):
         return Fraction(Decimal(repr(value))) if math.isfinite(value) else value
     return Fraction(value)
@@ -79,7 +79,8 @@ def count(place: Place, key: str) -> int | None:
 def texts(place: Place, key: str) -> tuple[str, ...]:
     """The names that a keyword lists. Raises GrammarError."""
     value = place.schema.get(key, ())
-    if isinstance(value, bool) and key == "required":  # of draft 3: of the property
+    # in draft 3, a boolean of the property itself
+    if isinstance(value, bool) and key == "required":
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise wrong(place, f"has {key} {shown(value)}, expected a list of texts")
@@ -103,7 +104,7 @@ def named_parts(place: Place, key: str) -> dict[str, Place]:
 
 
 def own_forms(place: Place, scope: tuple[str, ...], note: Note) -> Forms:
-    """What the own keywords of a schema allow. Raises GrammarError for values that mean nothing."""
+    """The forms that the own keywords of a schema allow. Raises GrammarError for invalid values."""
     kinds = types(place)
     named = kinds is not None or "enum" in place.schema or "const" in place.schema
     found = Forms(
@@ -129,7 +130,7 @@ def _met(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def types(place: Place) -> list[str] | None:
-    """The types that a schema names, None where it names none. Raises GrammarError."""
+    """The types that a schema names, None if it names none. Raises GrammarError."""
     if "type" not in place.schema:
         return None
     given = place.schema["type"]
@@ -146,7 +147,7 @@ def _numbers(place: Place, kinds: list[str] | None, named: bool) -> tuple[Number
     low, high = number(place, "minimum"), number(place, "maximum")
     low_open = high_open = False
     for key in ("exclusiveMinimum", "exclusiveMaximum"):
-        if place.schema.get(key) is True:  # of draft 4: of the limit
+        if place.schema.get(key) is True:  # in draft 4, a boolean that qualifies the limit
             low_open, high_open = low_open or "Min" in key, high_open or "Max" in key
         elif place.schema.get(key) is not False:
             end = number(place, key)
@@ -190,7 +191,10 @@ def _strings(place: Place, named: bool, note: Note) -> tuple[Strings, ...]:
 
 
 def usable(place: Place, key: str, pattern: str, note: Note) -> bool:
-    """Whether a pattern can be enforced; noted where not. Raises GrammarError for no pattern."""
+    """Whether a pattern can be enforced; if not, it is noted.
+
+    Raises GrammarError for an invalid one.
+    """
     try:
         terminal = terminals.matching(pattern)
     except WrongPattern as error:
@@ -268,7 +272,10 @@ def _of(note: Note, pattern: str) -> Note:
 
 
 def dependents(place: Place, key: str, scope: tuple[str, ...]) -> list[tuple[str, Conj]]:
-    """For names of properties what must hold where they are there. Raises GrammarError."""
+    """The names of properties, each with the condition that its presence implies.
+
+    Raises GrammarError.
+    """
     found = []
     for name, part in named_parts(place, key).items():
         if isinstance(part.schema, list):
@@ -278,7 +285,10 @@ def dependents(place: Place, key: str, scope: tuple[str, ...]) -> list[tuple[str
 
 
 def values_forms(place: Place, key: str) -> Forms:
-    """What `enum` or `const` of a place allows. Raises GrammarError for no list."""
+    """The forms that `enum` or `const` of a place allows.
+
+    Raises GrammarError unless it is a list.
+    """
     if key == "const":
         return value_forms(place.part("const"))
     values = place.schema["enum"]
@@ -296,7 +306,7 @@ def values_forms(place: Place, key: str) -> Forms:
 
 
 def value_forms(place: Place) -> Forms:
-    """The one value that stands at a place of the document."""
+    """The form of the one value at a place of the document."""
     value = place.schema
     match value:
         case None:

@@ -16,7 +16,7 @@ _MOST_NAMES = 500  # that propertyNames lists
 
 
 class _Member(NamedTuple):
-    """A property that has a place of its own."""
+    """A property with a fixed position."""
 
     pair: Rule
     required: bool
@@ -56,7 +56,7 @@ class ObjectWriter:
     # --- properties that are named ----------------------------------------------------------------
 
     def _members(self, form: Objects) -> list[tuple[str, _Member]] | None:
-        """Properties by name; None where one that is required has a name that is not allowed."""
+        """Properties by name; None if a required one has a name that is not allowed."""
         names = dict.fromkeys(name for layer in form.layers for name, _ in layer.names)
         names |= dict.fromkeys(form.required)
         names |= dict.fromkeys(self._listed(form) or ())
@@ -78,7 +78,7 @@ class ObjectWriter:
         return not form.keys or any(scalars.fits(each, name) for each in strings)
 
     def _listed(self, form: Objects) -> list[str] | None:
-        """The names that propertyNames lists; None where it does not list them."""
+        """The names that propertyNames lists; None if it does not list them."""
         if not form.keys:
             return None
         strings = self._rules.reader.forms(form.keys).string
@@ -89,7 +89,7 @@ class ObjectWriter:
     # --- others -----------------------------------------------------------------------------------
 
     def _others(self, form: Objects, known: list[str]) -> list[Rule]:
-        """Pairs of names that have no place of their own, by the patterns that they match."""
+        """Pairs whose names have no fixed position, by the patterns that the names match."""
         if self._listed(form) is not None:
             return []
         patterns = list(dict.fromkeys(p for layer in form.layers for p, _ in layer.patterns))
@@ -117,7 +117,7 @@ class ObjectWriter:
     # --- rows of properties -----------------------------------------------------------------------
 
     def _in_order(self, rows: list[_Member], more: Rule, least: int, most: int | None) -> Rule:
-        """Properties in their order, each optional one or not; then others, so many of them."""
+        """Properties in order, required or optional; then a number of others."""
         after: dict[int, Rule] = {len(rows): self._tail(more, least, most, begun=True)}
         for start in range((len(rows) - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
             after.setdefault(start, self._following(rows, start, after))
@@ -131,7 +131,7 @@ class ObjectWriter:
         return first
 
     def _following(self, rows: list[_Member], start: int, after: dict[int, Rule]) -> Rule:
-        """What may follow a property: those from `start` on."""
+        """The rule of what may follow a property: those from `start` on."""
         end = min((start // _AT_ONCE + 1) * _AT_ONCE, len(rows))
         row: list[str | Rule | Times] = []
         for member in rows[start:end]:
@@ -142,7 +142,7 @@ class ObjectWriter:
         return self._rules.rule().add(*row, after[end])
 
     def _counted(self, rows: list[_Member], more: Rule, least: int, most: int | None) -> Rule:
-        """Properties in their order, optional ones counted up to what is asked for."""
+        """Properties in order, the optional ones counted up to the asked number."""
         cap = least if most is None else max(least, most)
         after: dict[tuple[int, bool], Rule] = {}
         for n in range(cap + 1):
@@ -163,7 +163,7 @@ class ObjectWriter:
         return after[0, False]
 
     def _tail(self, more: Rule, least: int, most: int | None, *, begun: bool) -> Rule:
-        """Others, so many; begun: after a property."""
+        """The rule of a number of others; begun: whether a property precedes them."""
         rule = self._rules.rule()
         if least == 0:
             rule.add()
@@ -179,13 +179,13 @@ class ObjectWriter:
 
 
 def _classes(patterns: list[str]) -> list[tuple[str, ...]]:
-    """Which patterns a name can match: all that are possible for a few, else at most one."""
+    """The sets of patterns that a name can match: all subsets of a few, else one at most."""
     most = len(patterns) if len(patterns) <= _MOST_PATTERNS else 1
     return [some for n in range(most + 1) for some in combinations(patterns, n)]
 
 
 def _applied(layers: tuple[Layer, ...], some: tuple[str, ...]) -> Conj:
-    """What holds of a name that matches these patterns and no others."""
+    """The conditions on the value of a name that matches these patterns and no others."""
     found = []
     for layer in layers:
         said = [conj for pattern, conj in layer.patterns if pattern in some]

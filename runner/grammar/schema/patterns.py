@@ -1,7 +1,7 @@
-r"""Patterns of JSON schemas: ECMA-262's regular expressions, read into a tree.
+r"""Patterns of JSON schemas: ECMA-262's regular expressions, parsed into a tree.
 
-What Python and Rust write besides is read too where it means one thing only: `\A`, `\Z`, `\z`,
-`(?P<name>`, `(?i)`.
+Notations of Python and Rust are also read if they are unambiguous: `\A`, `\Z`, `\z`, `(?P<name>`,
+`(?i)`.
 """
 
 import unicodedata
@@ -22,19 +22,19 @@ class Unsupported(Exception):
 
 
 class WrongPattern(Exception):
-    """A text that is no regular expression."""
+    """A text is not a valid regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge(Node):
-    """A place: where the text begins, or where it ends."""
+    """An anchor: the beginning or the end of the text."""
 
     start: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Look(Node):
-    """What must follow a place (or precede it), or must not."""
+    """A look-around: what must, or must not, follow or precede a position."""
 
     what: Node
     ahead: bool
@@ -104,7 +104,7 @@ class _Parser:
 
     def repeated(self, what: Node) -> Node:
         while (times := self.times()) is not None:
-            self.take("?")  # how soon it stops does not change what it matches
+            self.take("?")  # laziness does not change what it matches
             what = Times(what, *times)
         return what
 
@@ -117,7 +117,7 @@ class _Parser:
         inner, end, _ = self.text[self.at + 1 :].partition("}")
         low, comma, high = inner.partition(",")
         if not end or not _number(low) or (high and not _number(high)):
-            return None  # a brace of the text
+            return None  # a literal brace
         self.at += len(inner) + 2
         most = int(high) if high else None if comma else int(low)
         if most is not None and most < int(low):

@@ -1,7 +1,7 @@
-"""Where the parts of a schema lie, and what its references lead to.
+"""The places of a schema's parts, and the targets of its references.
 
-A place is a part of a document with the JSON Pointer to it. $id, $anchor and $dynamicAnchor are
-found before anything is read; references go into the document only, nothing is fetched.
+A place is a part of a document with its JSON Pointer. $id, $anchor and $dynamicAnchor are found
+before anything is read; references lead only into the document, nothing is fetched.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ _ONES += ("if", "then", "else", "unevaluatedItems", "unevaluatedProperties", "co
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A part of a document: equal where the pointers are."""
+    """A part of a document; places with equal pointers are equal."""
 
     pointer: str
     schema: Any = field(compare=False)
-    base: str = field(compare=False)  # what relative references are relative to
+    base: str = field(compare=False)  # the base of relative references
 
     def part(self, *keys: str | int) -> "Place":
         """The place of a part of this one."""
@@ -41,28 +41,28 @@ class Place:
         return Place(pointer, schema, _base(self.base, schema))
 
     def but(self, key: str | int, schema: Any) -> "Place":
-        """A part that the document does not have as such."""
+        """A part that does not exist in the document, with its own schema."""
         return Place(f"{self.pointer}/{escaped(key)}", schema, self.base)
 
 
 def escaped(key: str | int) -> str:
-    """A key as a part of a JSON Pointer."""
+    """A key as a token of a JSON Pointer."""
     return str(key).replace("~", "~0").replace("/", "~1")
 
 
 def wrong(place: Place, what: str) -> GrammarError:
-    """The error of a place: what is wrong there and what is expected."""
+    """The error of a place: what is wrong and what is expected."""
     return GrammarError(f"JSON schema: {place.pointer} {what}")
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, for an error."""
+    """The beginning of a value, for an error message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Document:
-    """A schema with the places of what it names. Raises GrammarError for one nested too deeply."""
+    """A schema with the places of its names. Raises GrammarError for one nested too deeply."""
 
     def __init__(self, schema: Any) -> None:
         base = _base("", schema)
@@ -75,7 +75,7 @@ class Document:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether references can depend on the way that led to them."""
+        """Whether references can depend on the path of references that led to them."""
         return bool(self._dynamic)
 
     def _name(self, place: Place) -> None:
@@ -87,7 +87,7 @@ class Document:
                 self._anchors.setdefault((place.base, name), place)
 
     def target(self, place: Place, key: str, scope: tuple[str, ...]) -> Place:
-        """Where the reference `key` of a place leads. Raises GrammarError."""
+        """The target of the reference `key` of a place. Raises GrammarError."""
         reference = place.schema[key]
         if not isinstance(reference, str):
             raise wrong(place, f"has {key} {shown(reference)}, expected text")
@@ -138,7 +138,7 @@ def _address(base: str, reference: str) -> str:
 
 
 def _all_places(root: Place) -> Iterator[Place]:
-    """Every schema in the document that is an object."""
+    """Yield every schema in the document that is an object."""
     left = [(root, 0)]
     while left:
         place, level = left.pop()

@@ -1,6 +1,6 @@
-"""Schemas read into forms: references followed, schemas that are combined merged.
+"""Reads schemas into forms: follows references, merges combined schemas.
 
-Everything is bounded: levels, references, alternatives, and the work as a whole.
+Everything is bounded: levels, references, alternatives, and the total work.
 """
 
 from collections.abc import Callable
@@ -37,16 +37,16 @@ from tamis.grammar.schema.keywords import (
 from tamis.grammar.schema.places import Document, Place, escaped, wrong
 
 MOST_LEVELS = 60  # of schemas that are combined with each other
-MOST_REFERENCES = 10_000  # from reference to reference
+MOST_REFERENCES = 10_000  # in a chain of references
 MOST_ALTERNATIVES = 2000
 MOST_WORK = 300_000  # pairs of alternatives that are merged
-_MOST_PRUNED = 4  # levels below which alternatives that cannot be are left
+_MOST_PRUNED = 4  # levels below which impossible alternatives are kept
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "$defs"}
 _ANNOTATIONS |= {"definitions", "readOnly", "writeOnly", "$schema"}
 
 
 class TooLarge(GrammarError):
-    """More alternatives than are followed."""
+    """There are too many alternatives."""
 
 
 class Reader:
@@ -58,15 +58,15 @@ class Reader:
         self._forms: dict[Conj, Forms] = {}
         self._terms: dict[Term, Forms] = {}
         self._denied: dict[Term, Forms] = {}
-        self._open: set[Term] = set()  # those that are being read
+        self._open: set[Term] = set()  # terms that are being read
         self._level, self._work = 0, 0
 
     def note(self, place: Place, key: str) -> None:
-        """A keyword of a place is left out."""
+        """Record that a keyword of a place is left out."""
         self.left_out[f"{place.pointer}/{escaped(key)}"] = None
 
     def forms(self, conj: Conj) -> Forms:
-        """The alternatives of what must hold. Raises GrammarError."""
+        """The alternatives of a condition. Raises GrammarError."""
         if conj not in self._forms:
             found = EVERY
             for term in conj:
@@ -75,7 +75,7 @@ class Reader:
         return self._forms[conj]
 
     def meet(self, a: Forms, b: Forms, place: Place) -> Forms:
-        """What both allow. Raises TooLarge."""
+        """The intersection of two forms. Raises TooLarge."""
         if a is EVERY or b is EVERY:
             return b if a is EVERY else a
         met = {}
@@ -93,13 +93,13 @@ class Reader:
         return Forms(**met)
 
     def term(self, term: Term) -> Forms:
-        """The alternatives of one thing that must hold. Raises GrammarError."""
+        """The alternatives of one term that must hold. Raises GrammarError."""
         if term not in self._terms:
             self._terms[term] = self._guarded(term, self._read)
         return self._terms[term]
 
     def guarded(self, term: Term) -> Forms:
-        """What a place that must not hold leaves. Raises Inexact, GrammarError."""
+        """The alternatives that remain if a term must not hold. Raises Inexact, GrammarError."""
         if term not in self._denied:
             self._denied[term] = self._guarded(term, self.denied)
         return self._denied[term]
@@ -129,7 +129,7 @@ class Reader:
             return EVERY
 
     def denied(self, term: Term) -> Forms:
-        """What a place that must not hold leaves. Raises Inexact, GrammarError."""
+        """The alternatives that remain if a place must not hold. Raises Inexact, GrammarError."""
         place, scope = self.followed(term.place, term.scope)
         return unseen(denied_forms(self, place, scope))
 
@@ -174,20 +174,21 @@ class Reader:
             found = replace(found, array=tuple(_closed_array(form, rest) for form in found.array))
         return found
 
-    # --- what cannot be ---------------------------------------------------------------------------
+    # --- impossible parts
+    # ---------------------------------------------------------------------------
 
     def nothing(self, conj: Conj, levels: int = _MOST_PRUNED) -> bool:
-        """Whether no value can hold, as far as some levels show it."""
+        """Whether no value satisfies a condition, as far as some levels show it."""
         if levels == 0 or any(term in self._open for term in conj):
             return False
         return self.all_dead(self.forms(conj), levels)
 
     def all_dead(self, forms: Forms, levels: int = _MOST_PRUNED) -> bool:
-        """Whether none of the alternatives can be."""
+        """Whether all alternatives are impossible."""
         return all(self.dead(form, levels) for kind in TYPES for form in forms.of(kind))
 
     def dead(self, form: object, levels: int) -> bool:
-        """Whether a required part of an alternative cannot be."""
+        """Whether a required part of an alternative is impossible."""
         if isinstance(form, Objects):
             return any(self.nothing(self.about(form, name), levels - 1) for name in form.required)
         if isinstance(form, Arrays):
@@ -196,7 +197,7 @@ class Reader:
         return False
 
     def about(self, form: Objects, name: str) -> Conj:
-        """What must hold of a property by its name."""
+        """The condition on a property of this name."""
         return both(*(self._layer_about(layer, name) for layer in form.layers))
 
     def _layer_about(self, layer: Layer, name: str) -> Conj:
@@ -214,7 +215,7 @@ def _too_large(place: Place) -> TooLarge:
 
 
 def unseen(found: Forms) -> Forms:
-    """The same, as if nothing had looked at the properties and items."""
+    """The same forms, as if no keyword had evaluated properties and items."""
     return replace(
         found,
         array=tuple(dict.fromkeys(replace(f, seen=0, seen_like=()) for f in found.array)),

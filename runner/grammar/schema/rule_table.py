@@ -14,18 +14,18 @@ MOST_RULES = 60_000
 
 
 class Rules:
-    """Makes rules and terminals, and keeps those values whose rules are not written yet."""
+    """Makes rules and terminals, and remembers the values whose rules are not written yet."""
 
     def __init__(self, reader: Reader, *, close: bool) -> None:
         self.reader, self.close = reader, close
         self.unwritten: list[Conj] = []
-        self.terminals: dict[str, str] = {}  # the name of each text
-        self.counted: list[str] = []  # rules that count, written already
+        self.terminals: dict[str, str] = {}  # the name of each terminal's text
+        self.counted: list[str] = []  # the lines of rules that count, which are written already
         self._values: dict[Conj, Rule] = {}
         self._n_rule = 0
 
     def rule(self, about: object = None) -> Rule:
-        """A new rule. Raises GrammarError where there are too many."""
+        """A new rule. Raises GrammarError if there are too many."""
         self._n_rule += 1
         if self._n_rule > MOST_RULES:
             raise GrammarError(
@@ -41,13 +41,16 @@ class Rules:
         return self._values[conj]
 
     def terminal(self, text: str) -> str:
-        """The name of a terminal that is longer than its name."""
+        """The name of a terminal; a text no longer than a name stands for itself."""
         if len(text) < 24:
             return text
         return self.terminals.setdefault(text, f"T{len(self.terminals)}")
 
     def distinct(self, values: list[str], least: int, most: int) -> str:
-        """The symbol of different values with commas, so many: a parameter has a bit for each."""
+        """The symbol of `least` to `most` distinct values with commas.
+
+        Each value has a parameter bit.
+        """
         name, n = f"u{len(self.counted)}", len(values)
         texts = [self.terminal(f"/{literal(value)}/") for value in values]
         first = [f"{text} {name}m::set_bit({i})" for i, text in enumerate(texts)]
@@ -62,7 +65,7 @@ class Rules:
         return f"{name}::0x0"
 
     def strings(self, forms: tuple[Strings, ...]) -> str:
-        """The terminal of strings of any of these forms, nothing where there are none."""
+        """The terminal of strings that any of these forms allows; "" if there are none."""
         found = []
         for form in forms:
             text = scalars.string(form)

@@ -13,26 +13,26 @@ from tamis.grammar.schema.forms import Constants, Numbers, Strings, Test
 
 WHOLE = "/-?(?:0|[1-9][0-9]*)/"
 NUMBER = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+\\-]?[0-9]{1,2})?/"
-# Of so few digits that a double has a fraction, too.
+# With so few digits a double also has a fraction.
 _FRACTION, _MOST_FRACTION = "\\.[0-9]{0,4}[1-9]", 10**9 - 1
-_MOST_MULTIPLE = 10_000  # llguidance follows every remainder
+_MOST_MULTIPLE = 10_000  # llguidance tracks every remainder
 _EXACT = Context(prec=2000)
 _MOST_ITEMS = 1_000_000  # more than any answer has: no limit
 
 
 def limit(most: int | None) -> int | None:
-    """A limit that an answer can reach, None for others."""
+    """A limit that an answer can reach, None for larger ones."""
     return None if most is None or most >= _MOST_ITEMS else most
 
 
 def constant(form: Constants) -> str:
-    """The terminal of null, true, false."""
+    """The terminal of the allowed ones of null, true and false."""
     words = {None: "null", True: "true", False: "false"}
     return f"/{'|'.join(words[value] for value in form.values)}/"
 
 
 def string(form: Strings) -> str | None:
-    """The terminal of strings; None where llguidance cannot follow all their tests at once."""
+    """The terminal of strings; None if llguidance cannot follow all their tests at once."""
     found = []
     if form.values is not None:
         found.append(terminals.one_of(form.values))
@@ -54,7 +54,7 @@ def _tested(test: Test) -> str:
 
 
 def fits(form: Strings, value: str) -> bool:
-    """Whether a string is one of a form's."""
+    """Whether a form allows a string."""
     if len(value) < form.low or (form.high is not None and len(value) > form.high):
         return False
     if form.values is not None and value not in form.values:
@@ -70,9 +70,9 @@ def _passes(test: Test, value: str) -> bool:
 
 
 def number(form: Numbers, space: str) -> str | None:
-    """The symbol of numbers: a terminal or a schema; None where llguidance has none.
+    """The symbol of numbers, a terminal or a schema; None if llguidance has none.
 
-    space: what it takes between the marks of a JSON text.
+    space: the white space that it allows between the tokens of a JSON text.
     """
     if form.low is not None and form.low == form.high:
         return terminals.exact(number_text(form.low))
@@ -90,7 +90,7 @@ def number(form: Numbers, space: str) -> str | None:
 
 
 def _fractions(form: Numbers) -> str | None:
-    """The terminal of numbers with a fraction between whole numbers of a range."""
+    """The terminal of numbers with a fraction between the whole numbers of a range."""
     low = -_MOST_FRACTION if form.low is None else max(ceil(form.low), -_MOST_FRACTION)
     high = _MOST_FRACTION if form.high is None else min(floor(form.high), _MOST_FRACTION)
     found = []
@@ -107,7 +107,8 @@ def _end(value: Fraction | None) -> int | None:
 
 def _schema(form: Numbers) -> dict[str, object] | None:
     multiple = form.multiple
-    if form.whole and multiple is not None:  # of whole numbers, those of its numerator
+    # whole multiples of a fraction are those of its numerator
+    if form.whole and multiple is not None:
         multiple = Fraction(multiple.numerator)
     found: dict[str, object] = {"type": "integer" if form.whole else "number"}
     for key, value, open_ in (
@@ -128,7 +129,7 @@ def _schema(form: Numbers) -> dict[str, object] | None:
 
 
 def _inward(value: Fraction, *, up: bool) -> float | None:
-    """The nearest double on the side that the range has."""
+    """The nearest double within the range."""
     try:
         found = float(value)
     except OverflowError:
@@ -156,7 +157,7 @@ def number_text(value: Fraction) -> str:
 
 
 def integers(low: int | None, high: int | None) -> str:
-    """A regular expression of the whole numbers from low to high; None: without end."""
+    """A regular expression of the whole numbers from low to high; None: without a limit."""
     if low is not None and low >= 0:
         return _naturals(low, high)
     if high is not None and high < 0:
@@ -183,7 +184,7 @@ def _lengths(least: int, most: int) -> Iterable[int]:
 
 
 def _same_length(low: str, high: str) -> list[str]:
-    """Of two numbers of as many digits: those from one to the other."""
+    """Regular expressions of the numbers between two with equally many digits."""
     if low == high:
         return [low]
     n = len(low)

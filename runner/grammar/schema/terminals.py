@@ -1,6 +1,6 @@
-"""Strings of JSON as terminals of llguidance's Lark: what a pattern, a length, a value allow.
+"""Strings of JSON as terminals of llguidance's Lark, from patterns, lengths and values.
 
-A terminal has the quotation marks. Terminals of one string are joined by & and may be negated.
+A terminal includes the quotation marks. Terminals of one string are joined by & and may be negated.
 """
 
 import json
@@ -16,17 +16,17 @@ ANY = f"/(?:{CHARACTER})*/"
 QUOTE = "/\\x22/"
 STRING = f"/\\x22(?:{CHARACTER})*\\x22/"
 _MOST_ROWS = 64
-_MOST_LENGTH = 60_000  # of a pattern's terminal
+_MOST_LENGTH = 60_000  # characters of a pattern's terminal
 
 
 def text_of(value: str) -> str:
-    """A string as JSON, in the one form that terminals match."""
+    """A string as JSON, in the only form that terminals match."""
     found = json.dumps(value, ensure_ascii=False)
     return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in found)
 
 
 def exact(text: str) -> str:
-    """The terminal of a text."""
+    """The terminal of exactly this text."""
     return f"/{literal(text)}/"
 
 
@@ -36,13 +36,13 @@ def one_of(values: Iterable[str]) -> str:
 
 
 def lengths(low: int, high: int | None) -> str:
-    """The terminal of strings of so many characters."""
+    """The terminal of strings whose number of characters is in a range."""
     return f"/\\x22(?:{CHARACTER}){{{low},{'' if high is None else high}}}\\x22/"
 
 
 @lru_cache(maxsize=256)
 def matching(pattern: str) -> str:
-    """The terminal of strings that a pattern is found in. Raises Unsupported, WrongPattern."""
+    """The terminal of strings in which a pattern is found. Raises Unsupported, WrongPattern."""
     found = _whole(parsed(pattern), True, True)
     if found is None:
         return "/[^\\x{0}-\\x{10ffff}]/"
@@ -52,7 +52,7 @@ def matching(pattern: str) -> str:
 
 
 def _whole(node: Node, open_start: bool, open_end: bool) -> str | None:
-    """The terminal of texts that a tree matches; open: with anything before, or after it."""
+    """The terminal of texts that a tree matches; open: with any text before, or after it."""
     rows = [_row(row, open_start, open_end) for row in _rows(node)]
     found = list(dict.fromkeys(row for row in rows if row is not None))
     return f"({' | '.join(found)})" if found else None
@@ -84,7 +84,7 @@ def _row(row: Sequence[Node], open_start: bool, open_end: bool) -> str | None:
 
 
 def _and(look: Look, rest: str) -> str:
-    """What a side of a place matches where also this is seen from there."""
+    """The intersection of a side's match with a look-around at its end."""
     if any(part == Edge(look.ahead) for row in _rows(look.what) for part in row):
         raise Unsupported("an anchor in a group that looks around")
     found = _whole(look.what, not look.ahead, look.ahead)
@@ -100,7 +100,7 @@ def _plain(node: Node) -> str:
 
 
 def _rows(node: Node) -> list[tuple[Node, ...]]:
-    """The tree as alternatives, with no anchor and no look around inside of their parts."""
+    """The tree as alternatives, whose parts have no anchor and no look-around inside."""
     if not _has_places(node):
         return [(node,)]
     match node:

@@ -1,8 +1,8 @@
 """Forms written as llguidance's Lark: a rule for every part of a value.
 
-Properties come in the order of the schema, others after them. As llama.cpp reads schemas, an object
-whose properties are listed has no others unless a schema says so, and a schema without a type that
-lists properties (or items) means objects (or arrays); without `close` JSON Schema's own rules hold.
+Properties come in the order of the schema, others after them. As in llama.cpp, an object whose
+properties are listed has no others unless a schema says so, and a schema without a type that lists
+properties (or items) means objects (or arrays). Without `close` JSON Schema's own rules hold.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tamis.grammar.schema.rule_table import Rules
 
 
 class Writer:
-    """Writes a schema's values, each of which becomes a rule of the grammar."""
+    """Writes the values of a schema, each as a rule of the grammar."""
 
     def __init__(self, reader: Reader, space: str, *, close: bool) -> None:
         self._rules = rules = Rules(reader, close=close)
@@ -26,7 +26,7 @@ class Writer:
         self._objects, self._arrays = ObjectWriter(rules), ArrayWriter(rules)
 
     def grammar(self, conj: Conj) -> tuple[str, int]:
-        """The text of a grammar and its levels. Raises GrammarError where nothing satisfies it."""
+        """The text of a grammar and its depth. Raises GrammarError if nothing satisfies it."""
         rules = self._rules
         start = Rule(conj).add(rules.value(conj))
         while rules.unwritten:
@@ -60,7 +60,7 @@ class Writer:
     def _number(self, form: Numbers, conj: Conj) -> str | None:
         found = scalars.number(form, self._space)
         if found is None and form.whole is not False:
-            for term in conj:  # a multiple, or limits that no double has
+            for term in conj:  # a multiple, or limits between which there is no double
                 schema = term.place.schema if isinstance(term.place.schema, dict) else {}
                 keys = [key for key in ("multipleOf", "minimum", "maximum") if key in schema]
                 for key in keys[:1]:
@@ -71,7 +71,7 @@ class Writer:
             found = found or scalars.number(Numbers(whole=form.whole), self._space)
         return self._rules.terminal(found) if found and found.startswith("/") else found
 
-    # --- what is not satisfied --------------------------------------------------------------------
+    # --- unsatisfiable parts --------------------------------------------------------------------
 
     def _unsatisfied(self, start: Rule, alive: set[Rule]) -> GrammarError:
         """The error that names the innermost part that nothing satisfies."""
@@ -102,7 +102,7 @@ def _pointer(term: Term) -> str:
 
 
 def _meant(forms: Forms) -> Forms:
-    """Without the types that nobody names, where a schema lists properties or items."""
+    """The forms without types that no schema names, if a schema lists properties or items."""
     objects = any(form.declared and not form.named for form in forms.object)
     arrays = any(form.declared and not form.named for form in forms.array)
     if not objects and not arrays:

@@ -1,1 +1,1 @@
-"""Token mixers beyond attention of plain heads: latent attention, delta rules, Mamba."""
+"""Token mixers other than attention of plain heads: latent attention, delta rules, Mamba."""

@@ -1,8 +1,9 @@
 """Attention to a window of positions and to compressed entries (DeepSeek-V4).
 
-A token keeps one row for all heads, which is key and value. Each `ratio` positions have an entry
-beside theirs: the mean of their rows, of a product of their own, weighed by gates. Blocks of 4
-overlap: their entry has the rows of the block before, too, and an indexer chooses among them.
+A token has one row for all heads, which is its key and value. Each block of `ratio` positions has
+an entry beside its last one: the mean of the block's rows, of a separate product, weighted by
+gates. Blocks of 4 overlap: their entry also covers the rows of the block before, and an indexer
+selects among them.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from tamis.jit_kernels.contract import ops
 from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor
 
-OVERLAPPING = 4  # positions of the blocks that overlap, and are chosen from
+# positions of a block that overlaps the one before; an indexer selects among such blocks
+OVERLAPPING = 4
 
 
 def compressed_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
@@ -55,7 +57,7 @@ def compressed_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def compressed_attention(g: Graph, il: int, h: Source) -> Product:
-    """Attention of the rows h to their windows, and to entries of what is before."""
+    """Attention of the rows h to their windows, and to entries of earlier positions."""
     w, c, wide = g.weights(il), g.hp.compressed, g.hp.head_dim
     ratio, angles = c.ratios[il], g.angles(g.model.rope_of(il))
     inputs = [w.attn_q_a, w.attn_kv]
@@ -92,7 +94,7 @@ def compressed_attention(g: Graph, il: int, h: Source) -> Product:
 
 
 def _index(g: Graph, il: int, q: np.ndarray, rows: list[np.ndarray], angles: Angles) -> Index:
-    """The index's queries and, of rows' keys and gates, its entries; the third are weights."""
+    """The index's queries, its entries made of keys and gates, and its weights, all from `rows`."""
     w, n, n_head = g.weights(il), g.hp.indexer.n_key, g.hp.indexer.n_head
     ape, w_norm = w.indexer_compressor_ape, w.indexer_compressor_norm
     k = _entries(g, il, "index_entries", rows[0], rows[1], ape, w_norm)
@@ -125,7 +127,7 @@ def _attended(g: Graph, il: int, q: np.ndarray, angles: Angles) -> np.ndarray:
 
 
 def _output(g: Graph, il: int, out: np.ndarray) -> Product:
-    """The product of all heads, by way of one of each group."""
+    """The output projection, which is one product per group of heads and then one of all."""
     w, c, n_rot = g.weights(il), g.hp.compressed, g.hp.n_rot
     n_tok, _, wide = out.shape
     flat, y = out.reshape(n_tok, -1), g.ws.rows("att_heads", c.n_head * c.width)
@@ -140,9 +142,9 @@ def _output(g: Graph, il: int, out: np.ndarray) -> Product:
 def _entries(
     g: Graph, il: int, name: str, kv: np.ndarray, gate: np.ndarray, ape: Tensor, w_norm: Tensor
 ) -> np.ndarray:
-    """The entry of each block that ends, at its last position; rotated elements first.
+    """The entry of each complete block, at its last position; rotated elements come first.
 
-    They are rotated by as much less than their last position as their first one is before.
+    Their rotation is that of the block's first position.
     """
     n, ratio = len(w_norm.vector()), len(ape.vector())
     n_half = kv.shape[1] // n

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), as Qwen3-Next and Qwen3.5 have it."""
+"""Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), in the form of Qwen3-Next and Qwen3.5."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,7 +23,7 @@ FULL_ATTENTION_EVERY = 4
 
 
 def delta_net_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a layer's tensors, beside those of the attention layers with an output gate."""
+    """Shapes of a layer's tensors, in addition to those of attention layers with an output gate."""
     s = hp.ssm
     n_key, n_value = s.n_group * s.n_state, s.n_inner
     return {
@@ -42,13 +42,13 @@ def delta_net_tensors(hp: HParams) -> Mapping[str, tuple[int, ...]]:
 
 
 def delta_net_layers(hp: HParams) -> tuple[int, ...]:
-    """The layers of Gated DeltaNet, where the file has no list of them."""
+    """The layers of Gated DeltaNet if the file does not list them."""
     every = hp.full_every or FULL_ATTENTION_EVERY
     return tuple(il for il in range(hp.n_layer) if (il + 1) % every)
 
 
 def delta_net(g: Graph, il: int, h: Source, *, tiled: bool, activation: str = "silu") -> Product:
-    """Gated DeltaNet of the rows h: heads of queries and keys are shared by heads of values.
+    """Gated DeltaNet of the rows h: heads of values share heads of queries and keys.
 
     activation: of the gate of its output.
     """
@@ -57,7 +57,7 @@ def delta_net(g: Graph, il: int, h: Source, *, tiled: bool, activation: str = "s
     head_v, n_key = s.n_inner // n_head, n_head_k * head_k
     if w.ssm_ba:
         qkv, z, both = linears(g, h, w.attn_qkv, w.attn_gate, w.ssm_ba)
-        n = n_head // n_head_k  # of each head of keys: its betas, then its alphas
+        n = n_head // n_head_k  # for each key head its betas, then its alphas
         beta = Part(both, 0, n, n_head_k, 2 * n)
         alpha = Part(both, n, n, n_head_k, 2 * n)
     else:
@@ -90,9 +90,9 @@ def delta_net(g: Graph, il: int, h: Source, *, tiled: bool, activation: str = "s
 def gated_attention(
     g: Graph, il: int, h: Source, index: Callable[[], Index | None] = lambda: None
 ) -> Product:
-    """Attention whose output is multiplied by the sigmoid of a gate that lies beside each query.
+    """Attention whose output is multiplied by the sigmoid of a gate stored beside each query.
 
-    index(): records what chooses keys, between the products and attention.
+    index(): records the selection of keys, between the products and attention.
     """
     w, own = g.weights(il), g.hp.of(il)
     n_head, head_dim = own.n_head, own.head_dim

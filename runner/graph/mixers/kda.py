@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (2025, arXiv 2510.26692): a delta rule whose channels decay apart."""
+"""Kimi Delta Attention (2025, arXiv 2510.26692): a delta rule with a decay per channel."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ UNREAD = ("attn_q.bias", "attn_k.bias", "attn_v.bias")  # llama.cpp does not add
 
 
 def kda_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
-    """Shapes of a layer's tensors, and of those layers that have latent attention."""
+    """Shapes of a layer's tensors, and of layers with latent attention."""
     n_head, n_embd, n, latent = hp.n_head, hp.n_embd, hp.ssm.n_key, hp.latent
     n_inner, taps = n_head * n, (n_head * n, 1, hp.ssm.n_tap)
     return {
@@ -47,10 +47,10 @@ def kda_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def kda(g: Graph, il: int, h: Source, *, negated: bool = False, eps: float = 0.0) -> Product:
-    """Kimi Delta Attention of the rows h. Decays and gates are of one matrix, or of two.
+    """Kimi Delta Attention of the rows h. Decays and gates are one matrix or two.
 
-    negated: the file has the rates of bounded decays below 0. eps: of the lengths of queries and
-    keys; 0: the model's.
+    negated: the file has negative rates of bounded decays. eps: of the lengths of queries and keys;
+    0: the model's.
     """
     w, n_head, n, least = g.weights(il), g.hp.n_head, g.hp.ssm.n_key, g.hp.gate_least
     q, k, v, beta, raw, z = linears(

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, 2024, arXiv 2405.04434, 2.1), absorbed.
 
-A token keeps one row for all heads: a rotated key, then a latent that K and V are made
-from. Queries are brought to that row, and what attention gives back from it, by a matrix a head.
+A token has one row for all heads: a rotated key, then a latent from which K and V are made. One
+matrix per head maps queries to the latent space, and another one maps attention's output back.
 """
 
 import math
@@ -34,9 +34,9 @@ def latent_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
         "attn_kv_a_norm": (n.n_latent,),
         "attn_k_b": (n_head, n.n_latent, n_plain),
         "attn_v_b": (n_head, n.n_value, n.n_latent),
-        "attn_kv_b": (n_head * (n_plain + n.n_value), n.n_latent),  # both, of older files
+        "attn_kv_b": (n_head * (n_plain + n.n_value), n.n_latent),  # in one matrix, in older files
         "attn_output": (n_embd, n_head * n.n_value),
-        "attn_gate": (f"{n_head}|{n_head * n.n_value}", n_embd),  # of each head, or element
+        "attn_gate": (f"{n_head}|{n_head * n.n_value}", n_embd),  # for each head, or each element
         "attn_k_norm": (hp.n_rot,),  # of the rotated key
         "indexer.attn_q_b": (hp.indexer.n_head * hp.indexer.n_key, n.n_query),
         "indexer.attn_k": (hp.indexer.n_key, n_embd),
@@ -48,17 +48,17 @@ def latent_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def key_scaled(hp: HParams) -> dict[str, Any]:
-    """Fields of HParams: what scores are multiplied by, YaRN or none."""
+    """Fields of HParams: the scale of scores, with YaRN's factor if it is used."""
     return {"attention_scale": hp.latent.n_key**-0.5}
 
 
 def yarn_scaled(hp: HParams) -> dict[str, Any]:
-    """Fields of HParams: what scores are multiplied by, and cosines where YaRN stretches them."""
+    """Fields of HParams: the scale of scores, and that of cosines if YaRN stretches positions."""
     scaling, scale = hp.rope_scaling, hp.latent.n_key**-0.5
     if scaling.kind != "yarn" or not scaling.ext_factor:
         return {"attention_scale": scale}
     log = 0.1 * math.log(max(scaling.factor, 1.0))
-    own = 1.0 + log  # what YaRN multiplies cosines by
+    own = 1.0 + log  # YaRN's own factor of cosines
     if not hp.yarn_log:
         return {"attention_scale": scale * own**2}
     scores = 1.0 + 10.0 * hp.yarn_log * log
@@ -71,12 +71,15 @@ def yarn_scaled(hp: HParams) -> dict[str, Any]:
 
 
 def latent_attention(g: Graph, il: int, h: Source) -> Product:
-    """Attention of the rows h by latents."""
+    """Latent attention of the rows h."""
     return linear(g, latent_attended(g, il, h), g.weights(il).attn_output)
 
 
 def gated_latent_attention(g: Graph, il: int, h: Source) -> Product:
-    """As latent_attention; its output is times the sigmoid of a gate of each element, or head."""
+    """Do what latent_attention does; its output is multiplied by the sigmoid of a gate.
+
+    The gate is per element or per head.
+    """
     w, n_head, n = g.weights(il), g.hp.n_head, g.hp.latent.n_value
     (gate,) = linears(g, h, w.attn_gate)
     out, each = latent_attended(g, il, h), gate.shape[1] // n_head
@@ -85,7 +88,7 @@ def gated_latent_attention(g: Graph, il: int, h: Source) -> Product:
 
 
 def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
-    """What latent_attention gives before its last product, f32 [n_tok, n_head * n_value]."""
+    """The output of latent attention before its projection, f32 [n_tok, n_head * n_value]."""
     w, n_head, n_rot, width = g.weights(il), g.hp.n_head, g.hp.n_rot, g.hp.head_dim
     n_latent, n_key = g.hp.latent.n_latent, g.hp.latent.n_key
     index = None
@@ -137,7 +140,7 @@ def latent_attended(g: Graph, il: int, h: Source) -> np.ndarray:
 def _index(
     g: Graph, il: int, q: np.ndarray, k: np.ndarray, weights: np.ndarray, gate: np.ndarray | None
 ) -> Index:
-    """An indexer's queries, keys with their norm, and weights, as they are to be rotated.
+    """An indexer's queries, its normed keys, and its weights, with the rotation they need.
 
     gate: of keys that are pooled, f32 like k.
     """

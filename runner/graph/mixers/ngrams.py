@@ -1,7 +1,7 @@
-"""Embeddings of the last few tokens together, as each residual stream asks for them.
+"""Embeddings of n-grams of tokens, added to each residual stream.
 
-Hashes of the last 2, 3 and more tokens choose rows of a table; keys and a value are
-made from these. A stream adds the value, times a gate of its own, and a convolution of that.
+Hashes of the last 2, 3 and more tokens select rows of a table; keys and a value are made from
+these. A stream adds the value times its own gate, and a convolution of that.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.model.hparams import HParams
 from tamis.model.weights import Tensor
 
-LEAST = 1e-6  # of the sizes of scores
+LEAST = 1e-6  # the least absolute value of scores
 
 
 def ngram_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
@@ -35,7 +35,7 @@ def ngram_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 
 
 def add_ngrams(g: Graph, il: int) -> None:
-    """Record what is added to all streams before layer il."""
+    """Record the term that is added to all streams before layer il."""
     w, x, n, n_stream = g.weights(il), streams(g), g.hp.n_embd, g.hp.hyper.n_stream
     keys, value = linears(g, _embedded(g, il), w.ple_key, w.ple_value)
     scores = g.ws.rows("ngram_gates", n_stream)
@@ -50,7 +50,7 @@ def add_ngrams(g: Graph, il: int) -> None:
         scale=n**-0.5,
         least=LEAST,
     )
-    values = Part(value, 0, n, n_stream, 0)  # each stream has the same
+    values = Part(value, 0, n, n_stream, 0)  # each stream has the same values
     own = gated(g, "ngram_values", Part(scores, 0, 1, n_stream, 1), "none", values)
     rows = normed_streams(g, own, w.ple_norm_conv, "ngram_normed")
     taps = _spread(w.ple_conv1d, g.hp.ngrams.n_gram)
@@ -61,7 +61,7 @@ def add_ngrams(g: Graph, il: int) -> None:
 
 
 def _spread(w: Tensor, apart: int) -> Tensor:
-    """Taps that are as many positions apart, with zeros in between."""
+    """Convolution taps that are `apart` positions apart, with zeros in between."""
     taps = w.vector()
     n_tap = (taps.shape[1] - 1) * apart + 1
     spread = np.zeros((len(taps), n_tap), np.float32)
@@ -70,7 +70,7 @@ def _spread(w: Tensor, apart: int) -> Tensor:
 
 
 def _embedded(g: Graph, il: int) -> np.ndarray:
-    """Rows of the table, f32 [n_tok, n_embd]."""
+    """The table's rows of the n-grams, f32 [n_tok, n_embd]."""
     own, table = g.hp.ngrams, g.model.weights.top.per_layer_token_embd.matrix()
     n_id = (own.n_gram - 1) * own.n_each
     ids, rows = g.ws.ids[:, None], g.ws.rows("ngram_rows", n_id, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""RWKV-7's time mixing (Peng et al. 2025, arXiv 2503.14456): a delta rule of vectors' own rates."""
+"""RWKV-7's time mixing (Peng et al. 2025, arXiv 2503.14456): a delta rule with rates per vector."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ from tamis.model.hparams import MAX_EMBD, HParams
 from tamis.model.keys import ArchKeys, key
 from tamis.model.weights import Tensor
 
-LEAST_DECAY = -0.606531  # exp(-0.5): decays are above exp of this
+LEAST_DECAY = -0.606531  # decays are above exp(exp of this), which is exp(-exp(-0.5))
 NORM_EPS = 64e-5
 
 
 @dataclass(frozen=True, slots=True)
 class RankKeys(ArchKeys):
-    """Ranks of RWKV-7's low-rank products; 0: the file does not say."""
+    """Ranks of RWKV-7's low-rank products; 0: the file does not name it."""
 
     decay: int = key("attention.decay_lora_rank", 0, MAX_EMBD, 0)
     iclr: int = key("attention.iclr_lora_rank", 0, MAX_EMBD, 0)
@@ -54,7 +54,7 @@ def rwkv_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:
 def shifted(
     g: Graph, il: int, x: np.ndarray, rates: Sequence[np.ndarray], name: str
 ) -> list[np.ndarray]:
-    """Of each rate, x moved by it towards the row before: f32 [n_tok, n] like x.
+    """For each rate, x interpolated towards the row before: f32 [n_tok, n] like x.
 
     rates: f32 [n] each; name: of states and buffers.
     """
@@ -75,7 +75,7 @@ def shifted(
 
 
 def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
-    """Time mixing of the rows h, f32 [n_tok, n_embd]; without a gate where the file has none."""
+    """Time mixing of the rows h, f32 [n_tok, n_embd]; without a gate if the file has none."""
     w, n, head = g.weights(il), g.hp.n_embd, g.hp.ssm.n_key
     rates = [*w.time_mix_lerp_fused.vector().reshape(-1, n)][: 5 + bool(w.time_mix_g1)]
     xr, xw, xk, xv, xa, *xg = shifted(g, il, h, rates, "time_mix_x")
@@ -114,7 +114,7 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
     g.rec.program.transfer(g.rec.step, y, bonus)
     ln, bias = w.time_mix_ln, w.time_mix_ln.bias()
     weights = ln.vector().reshape(-1, head) if ln else None
-    if weights is not None and bias is not None:  # of one alone llama.cpp makes no use
+    if weights is not None and bias is not None:  # llama.cpp ignores one without the other
         record_layer_norm(g, y, y, weights, eps=NORM_EPS)
         record_row_added(g, y, bias)
     mapped(g, bonus, y, add=True)
@@ -126,7 +126,7 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
 
 
 def _rate(g: Graph, il: int, x: np.ndarray, name: str) -> np.ndarray:
-    """Sigmoid of a product of low rank with a bias."""
+    """The sigmoid of a low-rank product with a bias."""
     w = g.weights(il)
     (low,) = linears(g, x, w[f"time_mix_{name}1"])
     last = replace(w[f"time_mix_{name}2"], added=w[f"time_mix_{name}0"].vector())
@@ -135,7 +135,7 @@ def _rate(g: Graph, il: int, x: np.ndarray, name: str) -> np.ndarray:
 
 
 def _mix_first_values(g: Graph, il: int, v: np.ndarray, x: np.ndarray) -> None:
-    """Record that v moves towards the first layer's values, which are kept there."""
+    """Record that v is interpolated towards the first layer's values, which that layer stores."""
     first = g.ws.rows("first_values", v.shape[1])
     if il == 0:
         mapped(g, v, first)

@@ -1,4 +1,4 @@
-"""RWKV-6's time mixing (Peng et al. 2024, arXiv 2404.05892): linear attention that decays."""
+"""RWKV-6's time mixing (Peng et al. 2024, arXiv 2404.05892): linear attention with decay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from tamis.graph.recurrent import Part, Scan, copied, gated, linear_scan, recurr
 from tamis.model.hparams import MAX_EMBD, HParams
 from tamis.model.keys import ArchKeys, key
 
-MIXED = "wkvrg"  # what rows are made for: decays, keys, values, receptances, gates
+MIXED = "wkvrg"  # the products whose rows are mixed: decays, keys, values, receptances, gates
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def time_mix(g: Graph, il: int, h: np.ndarray) -> Product:
             record_row_added(g, y, bias)
     else:
         kept = gated(g, "wkv_kept", whole(decay), "none", whole(k))
-        mapped(g, kept, k, outer=-1.0, add=True)  # what decays more takes in more
+        # k *= 1 - decay: channels of faster decay take in more
+        mapped(g, kept, k, outer=-1.0, add=True)
 
         def record(state: State) -> None:
             linear_scan(g, state, _scan(r, k, v, decay, head, head**-0.5), y)
@@ -91,9 +92,10 @@ def _scan(
 
 
 def _with_first(g: Graph, il: int, rows: tuple[np.ndarray, ...], y: np.ndarray) -> None:
-    """Record y: what the state before a row gives, and the row's own key and value, weighed.
+    """Record y: the output of the state before a row, plus the row's weighted key and value.
 
-    The state before a row is that after the row before: the scan reads what lies a row before.
+    The state before a row is that after the previous row: the scan reads the queries of a row
+    before.
     """
     r, k, v, decay = rows
     n, head = r.shape[1], g.hp.ssm.n_key
@@ -116,7 +118,7 @@ def _with_first(g: Graph, il: int, rows: tuple[np.ndarray, ...], y: np.ndarray) 
 
 
 def _mixed(g: Graph, il: int, h: np.ndarray) -> list[np.ndarray]:
-    """Rows of h moved towards the row before, by rates that are made from both."""
+    """Rows of h interpolated towards the row before, by rates that are made from both."""
     w, n = g.weights(il), g.hp.n_embd
     rates = [w.time_mix_lerp_x.vector().reshape(-1), np.ones(n, np.float32)]
     between, apart = shifted(g, il, h, rates, "time_mix_x")
@@ -139,7 +141,7 @@ def _mixed(g: Graph, il: int, h: np.ndarray) -> list[np.ndarray]:
 
 
 def _every_head(g: Graph, name: str, x: np.ndarray, n: int, head: int) -> np.ndarray:
-    """Rows of as many heads as there are receptances; neighbours share those of x."""
+    """Rows with as many heads as there are receptances; neighbours share those of x."""
     y, n_kv = g.ws.rows(name, n), x.shape[1] // head
     group = n // x.shape[1]
     for i in range(group):

@@ -1,1 +1,1 @@
-"""What reads tool calls off an answer: the text as it comes, and a reader for each format."""
+"""Readers of tool calls in an answer while it is generated, one for each format."""

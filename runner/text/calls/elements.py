@@ -42,7 +42,7 @@ def _object(members: list[tuple[str, str]]) -> str:
 class _Elements:
     def __init__(self, text: str, mark: str):
         self._text, self._mark = text, mark
-        self._ends: dict[str, list[int]] = {}  # where elements may end, by their names
+        self._ends: dict[str, list[int]] = {}  # possible ends of elements, by their names
         at = text.find(mark + "</")
         while at >= 0:
             key, after = self._tag(at + len(mark) + 2)

@@ -1,4 +1,4 @@
-"""How calls are written: what a reader of them needs to know."""
+"""The notation of calls, as their readers need to know it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,13 @@ FLAT = {"name": ("name",), "arguments": ("arguments",)}
 
 @dataclass(frozen=True)
 class Argument:
-    r"""How an argument is written between marks.
+    r"""The notation of an argument between marks.
 
-    ``before`` its key, the marks in ``front`` between key and value, ``closing`` after the value
-    ("\0" stands for the key). ``margin`` and ``end_margin`` are white space around the value that
-    is no part of it. Where ``kind_end`` is given, the text up to it says what the value is: "true"
-    or "string" for text. ``has_cdata``: texts may be written as XML's CDATA.
+    ``before`` precedes its key, the marks in ``front`` are between key and value, ``closing``
+    follows the value ("\0" stands for the key). ``margin`` and ``end_margin`` are white space
+    around the value that does not belong to it. If ``kind_end`` is given, the text up to it names
+    the kind of value: "true" or "string" for text. ``has_cdata``: texts may be written as XML's
+    CDATA.
     """
 
     before: str = ""

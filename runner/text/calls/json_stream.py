@@ -1,4 +1,4 @@
-"""JSON as it comes: one object, read once, and the values of some of its keys as JSON text."""
+"""JSON while it is generated: one object, read once, and the values of some of its keys."""
 
 import re
 from collections.abc import Callable
@@ -32,27 +32,30 @@ class ObjectReader:
         self.keys: list[str] = []
         self._watched = watched
         self._state = self._before_value
-        self._is_first = True  # within the innermost brackets
+        self._is_first = True  # whether nothing was read within the innermost brackets
         self._stack: list[str] = []  # of open brackets
-        self._path: list[str] = []  # keys of the objects around; arrays have ""
+        self._path: list[str] = []  # keys of the enclosing objects; arrays have ""
         self._scalar: list[str] = []
-        self._key: list[str] | None = None  # pieces of the key that is read
-        self._escape = ""  # begun and not complete
+        self._key: list[str] | None = None  # pieces of the key being read
+        self._escape = ""  # an incomplete escape
         self._captured: list[str] | None = [] if whole else None
         self._capture_depth = 0
 
     @property
     def text(self) -> str:
-        """The object, mended, once it is read as a ``whole``."""
+        """The object, repaired, if it is read as a ``whole``."""
         return self.values[()]
 
     @property
     def begun(self) -> str:
-        """What is there so far of a watched value that is not complete; "" of none."""
+        """The text so far of a watched value that is incomplete; "" for others."""
         return "".join(self._captured or ())
 
     def feed(self, text: str, at: int) -> int:
-        """Read on in ``text`` from ``at``; return where the object or what is there ends."""
+        """Continue reading in ``text`` from ``at``.
+
+        Return the end of the object, or of the text.
+        """
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at
@@ -66,7 +69,7 @@ class ObjectReader:
     def _add_space(self, c: str) -> None:
         self._add(c if c in _SPACES else " ")
 
-    # States: each reads something at a place, and returns where it ends
+    # States: each reads something at a position, and returns its end
 
     def _before_value(self, text: str, at: int) -> int:
         c = text[at]
@@ -189,7 +192,7 @@ class ObjectReader:
         if run is not None:
             self._scalar.append(run[0])
             if run.end() == len(text):
-                return run.end()  # there may be more of it
+                return run.end()  # it may continue in the next piece
             at = run.end()
         written = "".join(self._scalar)
         word = _WORDS.get(written) or _PYTHON_WORDS.get(written)

@@ -1,7 +1,7 @@
-"""Readers of tool calls, one for each way in which models write them.
+"""Readers of tool calls, one for each notation that models use.
 
 A reader takes one call off the tape and returns it once its name and the end of its arguments are
-sure; None where it cannot be read: what was taken is then text.
+certain; None if it cannot be read: what was taken is then text.
 """
 
 import json
@@ -16,11 +16,11 @@ from tamis.text.calls.tape import MAX_NAME, Steps, Tape
 from tamis.text.calls.values import Tools, object_text
 
 _T = TypeVar("_T")
-_MAX_ENDS = 16  # marks that may end a call of which all must be read to know whether they do
+_MAX_ENDS = 16  # marks of possible ends that must all be read to decide whether they end a call
 _NAMES = (("name",), ("function", "name"))
 _ARGUMENTS = tuple((*p, n) for p in ((), ("function",)) for n in ("arguments", "parameters"))
 _FENCES = ("```json", "```tool_call", "```", "<|python_tag|>", "<|python_start|>")
-# What Qwen3-Coder writes, in a model's format or instead of it.
+# Qwen3-Coder's notation, which models use also in place of their own.
 CODER = ToolFormat(
     "tagged",
     ("<tool_call>", "<function="),
@@ -44,7 +44,7 @@ Found = Sequence[Call] | None
 
 
 def trimmed(name: str, words: Sequence[str] = ()) -> str:
-    """``name`` without a part before it that a format writes; "" if it is none."""
+    """``name`` without a prefix that a format adds; "" if it is not a name."""
     for word in words:
         if word[-1:] in ".:":
             name = name.removeprefix(word)
@@ -65,7 +65,8 @@ class CallReader:
         self._marks = [m for i, m in enumerate(format.openers) if i == 0 or not _is_word(m)]
         self._words = [m for m in format.openers if m not in self._marks]
         self._is_wrapped = self._in_list = False
-        self._is_closed = False  # the mark that closes the call was taken with its last argument
+        # whether the mark that closes the call was taken with its last argument
+        self._is_closed = False
 
     @property
     def is_tagged(self) -> bool:
@@ -73,13 +74,13 @@ class CallReader:
         return self._format.style in ("tagged", "xtml")
 
     def calls(self, mark: str) -> Steps[Found]:
-        """Read what follows ``mark``, the first of a call's, which was taken; "" if it has none."""
+        """Read what follows ``mark``, the call's first one, which was taken; "" if it has none."""
         if mark in self._format.triggers:
             self._is_wrapped = self._in_list = False
         mark = yield from self._open(mark)
         c = yield from self._tape.peek()
         style = self._format.style
-        # Models also write what other models do after the same mark.
+        # Models also use other models' notations after the same mark.
         if c == "{" and style in ("json", "tag", "tagged"):
             return (yield from self._json())
         if style == "json" and mark == "[TOOL_CALLS]":
@@ -100,7 +101,7 @@ class CallReader:
         return reader
 
     def _open(self, mark: str) -> Steps[str]:
-        """Take the marks after the first one, in their order; return the last."""
+        """Take the marks after the first one, in order; return the last."""
         at = self._marks.index(mark) + 1 if mark in self._marks else 0
         has_lists = self._format.style in ("json", "tag")
         self._is_wrapped |= at == 1 < len(self._marks)
@@ -117,7 +118,7 @@ class CallReader:
     def next_opener(self) -> Steps[str | None]:
         """Take what closes a call; return the mark of the next one, "" for one without a mark.
 
-        None where no call follows: then also the white space after it is taken.
+        None if no call follows: then the white space after it is taken, too.
         """
         openers = [m for m in self._marks if m in self._format.triggers or m[0] in "<["]
         while True:
@@ -138,7 +139,7 @@ class CallReader:
         return None if call is None else [call]
 
     def json_call(self, *, known_only: bool) -> Steps[Call | None]:
-        """Read an object that is a call; ``known_only``: and not further than a strange name."""
+        """Read an object that is a call; ``known_only``: stop at an unknown name."""
         fields = self._format.fields
         names = [fields[k] for k in ("name",) if k in fields] + [*_NAMES]
         keyed = names[0] == ("*",)
@@ -221,7 +222,7 @@ class CallReader:
                 return id
 
     def _numbered(self, written: str) -> tuple[str, str]:
-        """The name and the id in what is written for a name, as ``functions.NAME:0``."""
+        """The name and the id in a written name such as ``functions.NAME:0``."""
         name = trimmed(written, self._words)
         front, colon, number = name.rpartition(":")
         if colon and number.isdecimal() and name not in self._tools:
@@ -229,7 +230,7 @@ class CallReader:
         return name, ""
 
     def object(self) -> Steps[str]:
-        """Read an object; "!" where there is none."""
+        """Read an object; "!" if there is none."""
         reader = ObjectReader(lambda path: False, whole=True)
         while not reader.done:
             self._tape.feed(reader.feed)
@@ -264,9 +265,9 @@ class CallReader:
         return (yield from self._ended(name, members))
 
     def _ended(self, name: str, members: Sequence[str]) -> Steps[Found]:
-        """The call of ``name`` with what was read of its arguments, if it ends here."""
+        """The call of ``name`` with the arguments that were read, if it ends here."""
         is_closed = self._is_closed or (yield from self._tape.ahead(self._format.closers))
-        # Without a closing mark a call ends where the model ended its answer.
+        # Without a closing mark a call ends with the answer.
         if not is_closed and ((yield from self._tape.peek()) or not members or self._is_cut()):
             return None
         return [Call(name, "{" + ", ".join(members) + "}")]
@@ -281,7 +282,7 @@ class CallReader:
             return None
         for mark in argument.front[1:]:
             yield from tape.space()
-            yield from tape.mark([mark])  # models leave it out
+            yield from tape.mark([mark])  # models omit it
         pieces = []
         kind_ends = [argument.kind_end] if argument.kind_end else []
         if kind_ends and not (yield from tape.upto(kind_ends, pieces.append, MAX_NAME)):
@@ -292,7 +293,7 @@ class CallReader:
         return self._typed(name, key, text, "".join(pieces))
 
     def _typed(self, name: str, key: str, text: str, kind: str) -> str:
-        """``"key": value``; ``kind`` is what the model says of the value, "" if nothing."""
+        """The member ``"key": value``; ``kind``: the kind of value that the model names, or ""."""
         if kind in ("true", "string"):
             value = json.dumps(text, ensure_ascii=False)
         elif kind:
@@ -302,9 +303,9 @@ class CallReader:
         return f"{json.dumps(key, ensure_ascii=False)}: {value}"
 
     def _value(self, argument: Argument, kind: str = "") -> Steps[str | None]:
-        """Read a value up to the mark that ends it: one after which its call can go on.
+        """Read a value up to the mark that ends it: one after which its call can continue.
 
-        What ``kind`` says is an object or an array is complete there.
+        If ``kind`` is an object or an array, the value must be complete there.
         """
         tape, closing, margin = self._tape, argument.closing, argument.end_margin
         yield from tape.mark([argument.margin])
@@ -332,7 +333,7 @@ class CallReader:
         return "".join(pieces).removesuffix(margin)
 
     def _ends(self, mark: str, passed: list[str]) -> Steps[bool]:
-        """Whether ``mark``, which comes next, goes on with the call, or ends it."""
+        """Whether ``mark``, which comes next, continues the call, or ends it."""
         tape, outer = self._tape, self._format.closers[1:]
         if mark == self._format.argument.before or not outer or not self._is_wrapped:
             return True
@@ -348,7 +349,7 @@ class CallReader:
     # Markup
 
     def _xtml(self) -> Steps[Found]:
-        """Tags with attributes: the call's has its name, an argument's its key and type."""
+        """Read tags with attributes: the call's has its name, an argument's its key and type."""
         tape, argument = self._tape, self._format.argument
         name = trimmed((yield from self._attributes()).get("tool", ""))
         members: list[str] = []
@@ -377,7 +378,7 @@ class CallReader:
         return attributes("".join(pieces)) if found else {}
 
     def _elements(self) -> Steps[Found]:
-        """A name, then arguments as elements, which may have elements in them."""
+        """Read a name, then arguments as elements, which may be nested."""
         tape, format, pieces = self._tape, self._format, list[str]()
         name = trimmed((yield from tape.name()), self._words)
         yield from tape.mark(format.middle)
@@ -400,14 +401,14 @@ class CallReader:
     # Syntax of other languages
 
     def _python(self) -> Steps[Found]:
-        """A list of calls in Python's syntax."""
+        """Read a list of calls in Python's syntax."""
         calls = yield from self._literal(")]", python_calls)
         if not calls:
             return None
         return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
 
     def _gemma(self) -> Steps[Found]:
-        """A name and an object whose keys have no quotes and whose texts have marks for them."""
+        """Read a name and an object whose keys have no quotes and whose texts are between marks."""
         name = trimmed((yield from self._tape.name()))
         if not name or (yield from self._tape.peek()) != "{":
             return None
@@ -417,9 +418,9 @@ class CallReader:
         return [Call(name, json.dumps(arguments, ensure_ascii=False))]
 
     def _literal(self, ends: str, parse: Callable[[str], _T | None]) -> Steps[_T | None]:
-        """What ``parse`` makes of the text up to a mark after which no more of it can come.
+        """The result of ``parse`` for the text up to the mark that ends it.
 
-        A mark within a text is none: all before it must be complete.
+        A mark within a text does not count: everything before it must be complete.
         """
         tape, pieces = self._tape, list[str]()
         marks = [*self._format.closers, *self._format.triggers]
@@ -436,12 +437,12 @@ class CallReader:
             pieces = ["".join(pieces), mark]
         return None
 
-    # Calls that no mark announces
+    # Calls without an announcing mark
 
     def untagged(self, *, own: bool) -> Steps[Found]:
-        """Read calls that are all of the answer, fenced or not; ``own``: as its format has them.
+        """Read calls that make up the whole answer, fenced or not; ``own``: in its own format.
 
-        They must be of tools that there are and, where the format is another, fit their schemas.
+        They must be of known tools and, in another format, fit their schemas.
         """
         tape = self._tape
         yield from tape.space()
@@ -501,7 +502,7 @@ class CallReader:
 
 
 def _is_word(mark: str) -> bool:
-    """Whether a part of a format is no mark: it may also be the beginning of a name."""
+    """Whether a part of a format is a word rather than a mark: it may also begin a name."""
     return mark.rstrip(".").isalnum()
 
 
@@ -514,7 +515,7 @@ def _is_json(text: str) -> bool:
 
 
 def _text(value: str) -> str | None:
-    """The text of a JSON string; None for another value."""
+    """The text of a JSON string; None for other values."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """Calls that are not written in JSON: Python's syntax (LFM2, Llama 4) and Gemma 4's objects.
 
-Each character is read once. A quote ends a text only where what follows can follow a text, because
-templates write texts between quotes as they are.
+Each character is read once. A quote ends a text only if what follows can follow a text, because
+templates do not escape texts between quotes.
 """
 
 import json
@@ -45,7 +45,7 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def python_value(text: str) -> Any:
-    """Return the value of a literal that JSON has as well; None for anything else."""
+    """Return the value of a literal that JSON can express; None for anything else."""
     reader = _PythonReader(text)
     return _whole(reader, lambda: reader.value(0))
 
@@ -61,7 +61,7 @@ def gemma_arguments(text: str, quote: str) -> dict[str, Any] | None:
 
 
 def _whole(reader: "_Reader", read: Callable[[], Any]) -> Any:
-    """What ``read`` gives, if it reads all of the text."""
+    """The result of ``read``, if it reads the whole text."""
     try:
         value = read()
         reader.skip()
@@ -81,14 +81,14 @@ class _Reader:
         self.at = found.end()
 
     def took(self, text: str) -> bool:
-        """Read ``text`` if it comes next."""
+        """Read ``text`` if it comes next; return whether it did."""
         if not self.text.startswith(text, self.at):
             return False
         self.at += len(text)
         return True
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Read characters of one class."""
+        """Read and return characters of one class."""
         found = pattern.match(self.text, self.at)
         if found is None:
             raise ValueError(f"nothing to read at {self.at}")
@@ -96,7 +96,7 @@ class _Reader:
         return found[0]
 
     def items(self, end: str, item: Callable[[], Any]) -> list[Any]:
-        """Read what commas part, up to ``end``, which is read, too."""
+        """Read items separated by commas, including ``end``."""
         found = []
         self.skip()
         while not self.took(end):
@@ -184,11 +184,11 @@ class _PythonReader(_Reader):
         raise ValueError("a text without an end")
 
     def _has_end(self, quote: str) -> bool:
-        """Whether three quotes begin a text: an empty text is two of them."""
+        """Whether three quotes begin a text: two quotes are an empty text."""
         return self.text.find(quote, self.at + 3) >= 0
 
     def _can_end(self, in_call: bool) -> bool:
-        """Whether what comes next can follow a text: in a call, its next argument or its end."""
+        """Whether what follows can follow a text: in a call, its next argument or its end."""
         here = self.at
         try:
             self.skip()

@@ -1,7 +1,7 @@
-"""Text as it comes, read by generators that yield where they need more; each character once.
+"""Text that arrives in pieces, for readers that are generators; each character is read once.
 
-What a reader has taken can be kept, so that it is still there as text where it turns out to be
-nothing else. Marks are plain texts: no expression here can go back over what it has read.
+A generator yields while it needs more text. What a reader has taken can be kept, so that it becomes
+text if it is not a call. Marks are plain texts: no expression here backtracks.
 """
 
 import re
@@ -14,14 +14,14 @@ Steps = Generator[None, None, _T]
 
 _SPACE = re.compile(r"\s*")  # one class of characters: nothing to go back over
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`|,=;]*")
-MAX_NAME = 256  # characters of the name of a tool or an argument
+MAX_NAME = 256  # characters in the name of a tool or an argument
 
 
 class _Marks(NamedTuple):
-    pattern: re.Pattern[str] | None  # the longest mark at the first place that has one
+    pattern: re.Pattern[str] | None  # the longest mark at the first position that has one
     longest: int
     beginnings: frozenset[str]
-    longer: frozenset[str]  # marks that another one begins with
+    longer: frozenset[str]  # marks that are prefixes of other marks
 
 
 @lru_cache(maxsize=256)
@@ -53,10 +53,10 @@ class Tape:
         """Append ``text``; what was taken is dropped."""
         self._text, self._at = self._text[self._at :] + text, 0
 
-    # What is taken can be kept
+    # Keeping what is taken
 
     def keep(self, text: str = "") -> None:
-        """From here on keep what is taken, after ``text``."""
+        """Keep what is taken from here on, after ``text``."""
         self._kept = [text]
 
     def kept(self) -> str:
@@ -65,7 +65,7 @@ class Tape:
         return text
 
     def take(self, n: int) -> str:
-        """Take ``n`` characters, which must be there."""
+        """Take ``n`` characters, which must have arrived."""
         taken = self._text[self._at : self._at + n]
         self._at += n
         if self._kept is not None and taken:
@@ -79,32 +79,32 @@ class Tape:
             self._kept.pop()
 
     def begin_again(self, text: str) -> None:
-        """Put ``text``, which was taken, before what is there."""
+        """Put ``text``, which was taken, back in front."""
         self._text, self._at = text + self._text[self._at :], 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that is there was taken."""
+        """Whether all text that has arrived was taken."""
         return self._at == len(self._text)
 
     def feed(self, read: Callable[[str, int], int]) -> None:
-        """Take as much of what is there as ``read`` says, given a text and where to begin."""
+        """Take as much of the text as ``read`` returns, given a text and a position."""
         self.take(read(self._text, self._at) - self._at)
 
     # Reading
 
     def peek(self) -> Steps[str]:
-        """The next character, which is not taken; "" at the end."""
+        """The next character without taking it; "" at the end."""
         while self._at >= len(self._text) and not self.last:
             yield
         return self._text[self._at : self._at + 1]
 
     def space(self) -> Steps[str]:
-        """Take white space, all that comes."""
+        """Take all white space that comes next."""
         return (yield from self._run(_SPACE, None))
 
     def name(self) -> Steps[str]:
-        """Take the characters of a name; more than MAX_NAME of them are not taken further."""
+        """Take the characters of a name, MAX_NAME of them at most."""
         return (yield from self._run(_NAME, MAX_NAME + 1))
 
     def _run(self, pattern: re.Pattern[str], most: int | None) -> Steps[str]:
@@ -122,7 +122,7 @@ class Tape:
             yield
 
     def ahead(self, marks: Iterable[str]) -> Steps[str]:
-        """The longest of ``marks`` that comes next, which is not taken; "" if none does."""
+        """The longest of ``marks`` that comes next, without taking it; "" if none does."""
         marks = [mark for mark in marks if mark]
         while not self.last and any(self._begins(mark) for mark in marks):
             yield
@@ -130,7 +130,7 @@ class Tape:
         return max(there, key=len, default="")
 
     def _begins(self, mark: str) -> bool:
-        """Whether what is there is a beginning of ``mark`` and not all of it."""
+        """Whether the remaining text is a proper prefix of ``mark``."""
         n = len(self._text) - self._at
         return n < len(mark) and mark.startswith(self._text[self._at :])
 
@@ -140,10 +140,10 @@ class Tape:
         return self.take(len(found))
 
     def upto(self, marks: Sequence[str], use: Callable[[str], Any], most: int = 0) -> Steps[str]:
-        """Give all text before the first of ``marks`` to ``use``; take and return the mark.
+        """Pass all text before the first of ``marks`` to ``use``; take and return the mark.
 
-        "" at the end of the text, and, where ``most`` is given, after so many characters at the
-        least without a mark.
+        "" at the end of the text, and, if ``most`` is given, after at least so many characters
+        without a mark.
         """
         pattern, longest, beginnings, longer = _compiled(tuple(marks))
         n = 0
@@ -166,7 +166,7 @@ class Tape:
             yield
 
     def _n_begun(self, longest: int, beginnings: frozenset[str]) -> int:
-        """How many characters at the end may be the beginning of a mark."""
+        """The number of characters at the end that may begin a mark."""
         most = min(longest - 1, len(self._text) - self._at)
         end = len(self._text)
         return next((n for n in range(most, 0, -1) if self._text[end - n :] in beginnings), 0)

@@ -13,7 +13,7 @@ from tamis.text.calls.json_stream import ObjectReader
 from tamis.text.calls.syntax import python_value
 
 _KINDS = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
-_MAX_REFERENCES = 32  # of a schema, one after the other
+_MAX_REFERENCES = 32  # references from schema to schema
 _MAX_STEPS = 20_000  # of a comparison; a schema may refer to itself in many ways
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -58,13 +58,13 @@ class Tools:
 
 
 class Place(NamedTuple):
-    """A schema within another one, to which its references refer."""
+    """A schema within another one, in which its references are resolved."""
 
     root: Any
     schema: Any
 
     def branches(self, depth: int = 0) -> Iterator["Place"]:
-        """The schemas without references and combinations that this one is made of."""
+        """Yield the schemas without references and combinations that this one consists of."""
         schema = _resolved(self.root, self.schema)
         if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
             return
@@ -74,7 +74,7 @@ class Place(NamedTuple):
                 yield from Place(self.root, part).branches(depth + 8)
 
     def member(self, key: str) -> "Place":
-        """The schema of the value that an object has under ``key``; of None if it is not said."""
+        """The schema of an object's value under ``key``; of None if it is not given."""
         for place in self.branches():
             properties = place.schema.get("properties")
             if isinstance(properties, Mapping) and key in properties:
@@ -86,13 +86,13 @@ class Place(NamedTuple):
         return Place(self.root, None)
 
     def item(self) -> "Place":
-        """The schema of an item of a list; of None if it is not said."""
+        """The schema of an item of a list; of None if it is not given."""
         items = (place.schema.get("items") for place in self.branches())
         return Place(self.root, next((s for s in items if isinstance(s, Mapping)), None))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The types that the schema allows; empty where it does not say."""
+        """The types that the schema allows; empty if it names none."""
         return _kinds(self)
 
     def typed(self, text: str, *, python: bool = False) -> str:
@@ -105,7 +105,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _resolved(root: Any, schema: Any) -> Any:
-    """A schema, or the one that it refers to within ``root``."""
+    """A schema, or the one within ``root`` that it refers to."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -176,7 +176,7 @@ def _quoted(text: str) -> str:
 
 
 def _read(text: str) -> str | None:
-    """JSON as it is written, or what is a literal in Python as JSON; None for other text."""
+    """The text if it is JSON, or a Python literal as JSON; None for other text."""
     if text[:1] == "{":
         return object_text(text) or _python(text)
     try:
@@ -196,9 +196,9 @@ def _refuse(constant: str) -> Any:
 
 
 def object_text(text: str | None) -> str | None:
-    """Return the arguments of a call as the JSON text of an object; None if they are none.
+    """Return the arguments of a call as the JSON text of an object; None if they are not one.
 
-    No arguments, null and an empty text are an empty object; a string has the object as text.
+    No arguments, null and an empty text are an empty object; a string contains the object as text.
     """
     for _ in range(2):
         text = (text or "").strip()
@@ -219,14 +219,14 @@ def object_text(text: str | None) -> str | None:
 
 
 class _Comparison:
-    """One value against one schema and what it refers to."""
+    """A comparison of one value with one schema and those it refers to."""
 
     def __init__(self, root: Any):
         self._root, self._n_left = root, _MAX_STEPS
         self._known: dict[tuple[int, int], bool] = {}
 
     def holds(self, schema: Any, value: Any) -> bool:
-        """Whether ``value`` fits; also if there is too much to compare, it does not."""
+        """Whether ``value`` fits; it does not if the comparison takes too long."""
         schema = _resolved(self._root, schema)
         if schema is False:
             return False
@@ -237,7 +237,7 @@ class _Comparison:
             self._n_left -= 1
             if self._n_left < 0:
                 return False
-            self._known[key] = True  # what refers to itself holds if the rest does
+            self._known[key] = True  # a schema that refers to itself holds if the rest does
             self._known[key] = self._holds(schema, value)
         return self._known[key]
 

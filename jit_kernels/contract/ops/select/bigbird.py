@@ -6,8 +6,9 @@ from tamis.jit_kernels.contract.op import Address, op
 class BigbirdSelect:
     """The Selection of the first n_sink blocks, the last n_recent positions and n_random blocks.
 
-    n_recent counts back from each query of a row's block. The blocks between are drawn without
-    replacement (Knuth's algorithm S) by seed, row and the block of the row's first query.
+    n_recent counts back from each query of a row's block. Random blocks are drawn from those
+    between without replacement (Knuth's algorithm S) by seed, row and the block of the row's first
+    query.
     """
 
     step: Address

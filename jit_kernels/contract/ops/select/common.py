@@ -2,7 +2,7 @@
 
 from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 
-TILE, LIST_PAD = 64, 32  # rows multiplied at a time; entries that follow a list of rows
+TILE, LIST_PAD = 64, 32  # rows multiplied at a time; padding entries after a list of rows
 
 
 class SelectWindow:
@@ -28,18 +28,18 @@ class ScoreKeys:
     """q . k of the middle's positions for the query heads of each KV head.
 
     The middle: positions from the first n_sink, or from floor(drop * pos / 2^32), up to the last
-    n_local, which are never in it. The first of `group` heads has their maximum; positions that
-    share a page of 64 with the middle get -3e38, and rows after counts may be written.
+    n_local, which are never in it. The first of `group` heads gets their maximum; positions that
+    share a page of 64 with the middle get -3e38, and rows after counts may be overwritten.
     """
 
     step: Address
     q: Address  # f32 [n_head_kv, heads, head_dim]
-    counts: Address  # int32 [n_head_kv]: query heads to score; 0: all
+    counts: Address  # int32 [n_head_kv]: number of query heads to score; 0: all
     k_pages: Address
     k_table: Address
     scores: Address  # f32 [n_head_kv, heads, capacity]
     # f32 [n_head_kv, heads, capacity / 16]: entry 16 i + l is the largest of positions l, l + 16,
-    # ... of the 256 from 256 i on, as far as they are in pages of the middle.
+    # ... of the 256 from 256 i on, if they are in pages of the middle.
     maxima: Address
     n_head_kv: int
     capacity: int  # a multiple of 256
@@ -54,11 +54,11 @@ SCORE_KEYS = op("select.common", ScoreKeys, "head_dim heads group type_k", reads
 class SelectBest:
     """The first n_sink positions, the last n_local, and the n_top best scores between them.
 
-    Rows are of `group` heads; ties go to the lower position.
+    Rows are of `group` heads; of equal scores the lower position wins.
     """
 
     step: Address
-    scores: Address  # as SCORE_KEYS left them; used up
+    scores: Address  # as SCORE_KEYS left them; overwritten
     maxima: Address
     order: Address  # int32 [n_row, capacity], scratch
     sets: Address  # int32 [n_row, set_capacity]
@@ -97,11 +97,11 @@ SELECT_UNION = op("select.common", SelectUnion)
 class SelectTopK:
     """A Selection: the first n_sink blocks, the last n_recent, the n_top best scores between them.
 
-    All blocks where they do not exceed the sum. Ties go to the lower block.
+    All blocks if there are no more than that. Of equal scores the lower block wins.
     """
 
     step: Address
-    scores: Address  # f32 [n_row, capacity], one a block that holds a position up to pos
+    scores: Address  # f32 [n_row, capacity], one for each block that holds a position up to pos
     indptr: Address
     indices: Address
     n_row: int
@@ -119,7 +119,7 @@ class SelectPack:
     """A Selection of single positions from sets."""
 
     sets: Address  # int32 [n_row, capacity], ascending
-    counts: Address  # int32 [n_row]: so many first ones of each row
+    counts: Address  # int32 [n_row]: number of filled entries of each row
     indptr: Address
     indices: Address
     n_row: int
@@ -132,7 +132,7 @@ SELECT_PACK = op("select.common", SelectPack)
 class SelectJoin:
     """A Selection of the single positions that are in either of two, up to a row's last query.
 
-    Rows of the other one serve n_row / other_n_row rows each.
+    A row of the other one serves n_row / other_n_row rows.
     """
 
     step: Address
@@ -152,11 +152,11 @@ SELECT_JOIN = op("select.common", SelectJoin)
 
 
 class ColumnSums:
-    """Column sums of attention weights: what `observe` gives to methods that learn from them.
+    """Column sums of attention weights, from which methods learn.
 
-    The softmax over the positions up to each query's, summed over queries and the row's `group` of
-    the `heads` that share a KV head; 0 from there on. Queries are those before this one that past
-    holds (see LFPS_KEEP), one after the other, or this one where it holds none.
+    They sum the softmax over the positions up to each query's, over queries and the row's `group`
+    of the `heads` that share a KV head; they are 0 beyond. Queries are the earlier ones that past
+    holds (see LFPS_KEEP), one after another, or this one if it holds none.
     """
 
     step: Address
@@ -192,7 +192,7 @@ class ColumnAdd:
     heads_per_kv: int
     n_head_kv: int
     capacity: int
-    most: int  # a multiple of 16, at least as many as the Selection has a row
+    most: int  # a multiple of 16, at least the Selection's positions per row
     scale: float
 
 
@@ -203,9 +203,10 @@ class KeptSets:
     """The first n_sink positions, the kept ones of a row, and begin .. pos."""
 
     step: Address
-    kept: Address  # int32 [n_row, 1 + n_keep]: how many, and these, ascending, n_sink .. begin - 1
-    begin: Address  # int64: what comes from there on is kept whole
-    owners: Address  # int32 [n_row]: whose kept ones, a number of a row of kept; 0: its own
+    # int32 [n_row, 1 + n_keep]: their number, and the positions, ascending, n_sink .. begin - 1
+    kept: Address
+    begin: Address  # int64: all positions from there on are kept
+    owners: Address  # int32 [n_row]: the row of kept whose positions a row uses; 0: its own
     sets: Address  # int32 [n_row, set_capacity]
     counts: Address  # int32 [n_row]
     n_row: int

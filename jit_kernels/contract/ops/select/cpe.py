@@ -1,8 +1,8 @@
 """Ops of `cpe` (PrHS paper): PSAW and CIS.
 
 drop / 2^32 is the part of the past that a layer does not see: a query at t sees sinks and positions
-from P(t) = floor(drop * t / 2^32) on (Eq. 15), never less than its last n_local. The middle is what
-it sees between the sinks and those last n_local.
+from P(t) = floor(drop * t / 2^32) on (Eq. 15), never fewer than its last n_local. The middle is
+what it sees between the sinks and those last n_local.
 """
 
 from typing import NamedTuple
@@ -44,19 +44,19 @@ class CisGate:
     """Which rows retrieve, and which take the set of a reference of their block.
 
     A reference serves a row whose heads all have a cosine above tau with it (Eq. 12), the most
-    recent one first. Where a KV head has a row with -1, its other rows get it too unless some
-    reference's cosines are above join. No row but those that retrieve reads a key.
+    recent one first. If a KV head has a row with -1, its other rows get -1, too, unless some
+    reference's cosines are above join. Only rows that retrieve read keys.
     """
 
     step: Address
     q: Address  # f32 [n_head, head_dim]
     refs: Address  # f32 [n_row, n_block, group, head_dim]
     meta: Address  # int64 [n_row, 5], see CIS_META
-    # int32 [n_row]: -2 where the middle holds at most n_top positions; the number of the block's
+    # int32 [n_row]: -2 if the middle holds at most n_top positions; the number of the block's
     # reference; else -1, and the row's queries become a reference.
     chosen: Address
     asking: Address  # f32 [n_head_kv, heads, head_dim]: queries that retrieve, for SCORE_KEYS
-    n_asking: Address  # int32 [n_head_kv]: how many
+    n_asking: Address  # int32 [n_head_kv]: their number
     n_head_kv: int
     n_block: int  # steps after which a block ends
     n_sink: int
@@ -73,14 +73,14 @@ CIS_GATE = op("select.cpe", CisGate, "head_dim heads group")
 class CisSets:
     """Sinks, last n_local and, of the middle: all, the n_top best scores, or a reference's set.
 
-    A retrieved set goes, dilated (Eq. 13: the n_best best joined by radius neighbours on both
-    sides, also those after pos), to ref_sets. Positions are below 2^29.
+    A retrieved set is stored in ref_sets, dilated (Eq. 13: the n_best best are joined by radius
+    neighbours on both sides, including those after pos). Positions are below 2^29.
     """
 
     step: Address
     chosen: Address  # as CIS_GATE left it: -2 all, -1 retrieved, else that set's budget
     meta: Address
-    scores: Address  # SCORE_KEYS's, in the order of the rows that retrieve; used up, as maxima
+    scores: Address  # SCORE_KEYS's, in the order of the rows that retrieve; overwritten like maxima
     maxima: Address
     order: Address  # int32 [n_row, capacity], scratch
     ref_sets: Address  # int32 [n_row, n_block, set_capacity]

@@ -5,11 +5,11 @@ from tamis.jit_kernels.contract.op import InOut, Out, Step, op
 
 
 class DeltaRows:
-    """Which rows of a chunk are also attended densely, as step records of their own."""
+    """The rows of a chunk that are also attended densely, as step records."""
 
     step: Step
     apart: Out[Step]  # rows gamma apart, counted from the prompt's first row
-    last: Out[Step]  # the prompt's last gamma, which the former leave out
+    last: Out[Step]  # the prompt's last gamma rows, which the former exclude
     gamma: int
 
 
@@ -19,7 +19,7 @@ DELTA_ROWS = op("common.select.delta", DeltaRows)
 class DeltaAdd:
     """Row i of the prompt becomes out_i + (dense_g - out_g), g = floor(i / gamma) * gamma (Eq. 7).
 
-    It is dense_g itself where i is g; the rows of `last` become last_out.
+    It becomes dense_g itself if i is g; the rows of `last` become last_out.
     """
 
     step: Step
@@ -31,7 +31,7 @@ class DeltaAdd:
     delta_pos: InOut[I64["n_head"]]  # the position of its row
     out: InOut[F32["n_tok", "n_head", "head_dim"]]
     gamma: int
-    recompute: int  # 1 leaves the rows between as they are (Eq. 5)
+    recompute: int  # 1: the rows between are not changed (Eq. 5)
 
 
 DELTA_ADD = op("select.delta", DeltaAdd, "head_dim")

@@ -6,8 +6,8 @@ from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 class LabelChannels:
     """The channels with the largest sum of |q_c k_c|.
 
-    Over the queries that past holds before this one (as for COLUMN_SUMS), the KV head's query heads
-    and the keys up to pos.
+    The sum is over the earlier queries that past holds (as for COLUMN_SUMS), the KV head's query
+    heads and the keys up to pos.
     """
 
     step: Address
@@ -47,7 +47,7 @@ LABEL_KEYS = op("select.double_sparsity", LabelKeys, "head_dim", reads=READS_ALL
 
 
 class LabelScore:
-    """scores and maxima as SCORE_KEYS leaves them, of parts and labels."""
+    """The scores and maxima in the form of SCORE_KEYS, from parts and labels."""
 
     step: Address
     parts: Address

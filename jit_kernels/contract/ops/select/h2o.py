@@ -6,8 +6,8 @@ from tamis.jit_kernels.contract.op import Address, op
 class H2oKeep:
     """Alg. 1: the n_keep largest sums before the last n_local positions.
 
-    Chosen anew where `fresh` is 1, else by evicting the smallest when the position that has just
-    left the last n_local joins them.
+    They are selected anew if `fresh` is 1, else by evicting the smallest when the position that has
+    just left the last n_local joins them.
     """
 
     step: Address

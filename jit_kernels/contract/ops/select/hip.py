@@ -1,7 +1,7 @@
 """Ops of `hip`: Lee et al. 2024, arXiv 2406.09827.
 
-Searched are the whole blocks of `block` positions after the first n_sink blocks and before the last
-n_local positions of a mask's first query.
+The search covers the whole blocks of `block` positions after the first n_sink blocks and before the
+last n_local positions of a mask's first query.
 """
 
 from tamis.jit_kernels.contract.op import READS_ALL, Address, Ranges, Reads, op
@@ -21,7 +21,7 @@ class HipEstimate:
     q: Address  # f32 [n_tok, n_head, head_dim]
     k_pages: Address
     k_table: Address
-    # int32 [n_mask, n_row, 1 + n_chunk]: how many blocks were chosen, and these, ascending
+    # int32 [n_mask, n_row, 1 + n_chunk]: the number of chosen blocks, and these, ascending
     mask: Address
     tree: Address  # int32 [n_mask, n_row, 8, n_chunk], scratch
     n_row: int
@@ -64,11 +64,12 @@ class HipMeans:
     step: Address
     k_pages: Address
     k_table: Address
-    # uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4]: four neighbours lie together, four bytes of
-    # each in turn.
+    # uint8 [n_head_kv, n_mean / 4, head_dim / 4, 4, 4]: four neighbouring means are interleaved by
+    # four bytes.
     means: Address
     extents: Address  # f32 [n_head_kv, n_mean / 4, 2, 4]: the neighbours' widths and lows
-    filled: Address  # int64 [n_head_kv]: blocks that are in the means; those from pos on are redone
+    # int64 [n_head_kv]: blocks that are in the means; those from pos on are recomputed
+    filled: Address
     sums: Address  # f32 [n_head_kv, head_dim], scratch
     n_head_kv: int
     room: int  # a multiple of 4^(top + 1), at least the blocks of the context
@@ -88,8 +89,8 @@ class HipSearch:
     """The n_chunk best blocks by their means, for masks of mask_block queries.
 
     Chunks of a level are its means; the first level that has at most n_flat is scored whole. A
-    round keeps the n_chunk chunks with the best scores and goes on with their four children; at
-    level 0 blocks before n_sink are passed over. A score is the sum over the row's heads and every
+    round keeps the n_chunk chunks with the best scores and continues with their four children; at
+    level 0 blocks before n_sink are skipped. A score is the sum over the row's heads and every
     q_stride-th query of 2^x, linear between whole x, x = (q . mean * scale - log(sum exp(q . k *
     scale))) / log 2, the sum over the first n_sink blocks and the positions from the end of the
     search to the mask's first query; the heads' elements are rounded to 127ths of their largest.
@@ -131,7 +132,7 @@ HIP_SEARCH = op(
 class HipSelect:
     """The Selection of sinks, the mask's blocks with n_near neighbours on both sides, and the rest.
 
-    The rest: the blocks from the last n_local positions of the mask's first query on.
+    The rest is the blocks from the last n_local positions of the mask's first query on.
     """
 
     step: Address
@@ -152,7 +153,7 @@ HIP_SELECT = op("select.hip", HipSelect)
 
 
 def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
-    """Blocks that HIP_MEANS has room for, at least n_block, and its last level."""
+    """The number of blocks that HIP_MEANS has room for, at least n_block, and its last level."""
     top = 0
     while n_block >> 2 * top > SIBLINGS * n_chunk:
         top += 1
@@ -161,6 +162,6 @@ def hip_room(n_block: int, n_chunk: int) -> tuple[int, int]:
 
 
 def hip_work(head_dim: int, group: int, n_query: int, n_flat: int, n_near: int) -> int:
-    """Floats of scratch that HIP_SEARCH needs a row: lists, scores, products, bytes of heads."""
+    """Floats of scratch that HIP_SEARCH needs per row: lists, scores, products, bytes of heads."""
     lists = n_flat // SIBLINGS + 1 + n_near + 2 * LIST_PAD + 2 * (n_flat + SIBLINGS * TILE)
     return lists + 2 * TILE + group * (n_query + 1) * (TILE + head_dim) + 3 * group * n_query

@@ -8,7 +8,7 @@ class HshareGate:
 
     step: Address
     q: Address  # f32 [n_head, head_dim]
-    owners: Address  # int32 [n_row], of one layer: whose set a row shares
+    owners: Address  # int32 [n_row], of one layer: the owner of each row's set
     asking: Address  # f32 [n_head_kv, heads, head_dim]
     n_asking: Address  # int32 [n_head_kv]: heads
     n_head_kv: int
@@ -20,11 +20,11 @@ HSHARE_GATE = op("select.hshare", HshareGate, "head_dim heads group")
 
 
 class HshareKeep:
-    """kept of the rows that own theirs: the n_keep best scores before the last n_local."""
+    """The sets of owners in kept: the n_keep best scores before the last n_local."""
 
     step: Address
     owners: Address
-    scores: Address  # SCORE_KEYS's; used up, as maxima
+    scores: Address  # SCORE_KEYS's; overwritten like maxima
     maxima: Address
     order: Address  # int32 [n_row, capacity], scratch
     kept: Address  # as for KEPT_SETS, of this layer
@@ -43,12 +43,12 @@ HSHARE_KEEP = op("select.hshare", HshareKeep)
 
 
 class HshareMap:
-    """owners from kept of all layers, for n_layer of them, n_layer_own of which retrieve.
+    """The owners of n_layer layers' rows, from kept of all layers; n_layer_own layers retrieve.
 
     Each retrieves in n_row_own of its rows. Pairs share greedily, most alike first: the later of
-    two takes the set of the earlier one, if that is an owner and the later one owns only its own.
-    Rows are as alike as their sets have positions in common, layers as their rows of the same
-    number together.
+    two takes the set of the earlier one, if that is an owner and the later one has no sharers. The
+    similarity of rows is the number of positions in common, that of layers the sum over rows of the
+    same number.
     """
 
     kept: Address  # of all layers

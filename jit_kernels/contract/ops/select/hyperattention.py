@@ -4,16 +4,16 @@ from tamis.jit_kernels.contract.op import Address, op
 
 
 class HyperSort:
-    """Keys in the order of their codes, neighbours of which differ by one bit (Gray's)."""
+    """Keys in the order of their codes; neighbours in that order differ by one bit (Gray's)."""
 
     step: Address
     begin: Address
     starts: Address  # LSH_TABLES's of one table
     order: Address
     ranked: Address  # int32 [n_head_kv, capacity]: the positions in that order
-    ranks: Address  # int32 [n_head_kv, 2^n_bit]: where in it the middle of a code's keys is
-    # int32 [n_head_kv, 1 + n_sample]: how many of the indexed positions are drawn, and these,
-    # ascending, by seed, KV head and the call's first position.
+    ranks: Address  # int32 [n_head_kv, 2^n_bit]: the middle of a code's keys in that order
+    # int32 [n_head_kv, 1 + n_sample]: the number of drawn ones among the indexed positions, and
+    # these, ascending, by seed, KV head and the call's first position.
     samples: Address
     n_head_kv: int
     capacity: int
@@ -29,9 +29,9 @@ class HyperSelect:
     """The Selection, with log-weights, of sinks, recent positions, voted blocks and samples.
 
     Recent are positions from begin on. The queries of a row vote for blocks of `size` neighbours in
-    ranked, two votes a query and head for the block of its code's rank and one for the blocks
-    beside it; n_block are chosen. A sample that is in none of them stands for as many positions as
-    there are to one.
+    ranked, each query and head with two votes for the block of its code's rank and one for each
+    block beside it; n_block are selected. A sample that is in none of them has the weight of all
+    remaining positions divided by the samples.
     """
 
     step: Address

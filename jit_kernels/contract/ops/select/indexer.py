@@ -1,4 +1,4 @@
-"""The indexer of models that are sparse by design (DeepSeek-V3.2, 2025, arXiv 2512.02556, 2.1)."""
+"""The built-in indexer of sparse models (DeepSeek-V3.2, 2025, arXiv 2512.02556, 2.1)."""
 
 from tamis.jit_kernels.contract.op import READS_ALL, READS_NOTHING, Address, op
 
@@ -6,8 +6,8 @@ from tamis.jit_kernels.contract.op import READS_ALL, READS_NOTHING, Address, op
 class IndexScore:
     """scores[t, b] = the sum over index heads h of weights[t, h] * max(0, q[t, h] . key of b).
 
-    For blocks of positions that end before or at token t's own. The key of a block is of its last
-    position: the last n_key elements of the last KV head's row.
+    It covers blocks of positions that end before or at token t's own. The key of a block is that of
+    its last position: the last n_key elements of the last KV head's row.
     """
 
     step: Address
@@ -27,11 +27,11 @@ INDEX_SCORE = op("select.indexer", IndexScore, "head_dim n_key type_k", reads=RE
 
 
 class IndexChoose:
-    """A Selection of blocks, n_row equal rows a token: the top_k best, and the one it is in.
+    """A Selection of blocks, n_row equal rows per token: the top_k best, and the one it is in.
 
-    The best by their scores of those that end before or at the token's own position, all of them
-    where they are not more; ties go to the lower one. That of the token itself where it is not one
-    of them, as it goes on.
+    The best have the largest scores of those that end before or at the token's own position, all of
+    them if there are no more; of equal ones the lower wins. The token's own block is added if it is
+    not among them, as it is incomplete.
     """
 
     step: Address
@@ -47,14 +47,14 @@ class IndexChoose:
 INDEX_CHOOSE = op("select.indexer", IndexChoose, reads=READS_NOTHING)
 
 
-FORCED = 1e30  # the score of blocks that are chosen whatever they have
+FORCED = 1e30  # the score of blocks that are always selected
 
 
 class HeadScore:
     """scores[t, h, b] = the largest q[t, h] . key of b's positions, up to token t's own.
 
-    For blocks that begin before or at token t's position; FORCED for the last n_local of them. The
-    key of a position is as of INDEX_SCORE.
+    It covers blocks that begin before or at token t's position; FORCED for the last n_local of
+    them. The key of a position is as in INDEX_SCORE.
     """
 
     step: Address
@@ -74,9 +74,11 @@ HEAD_SCORE = op("select.indexer", HeadScore, "head_dim n_key type_k", reads=READ
 
 
 class HeadChoose:
-    """A Selection of blocks, a row a KV head: the top_k best of each index head; others are empty.
+    """A Selection of blocks, a row per KV head: the top_k best of each index head.
 
-    Of the blocks that begin before or at a token's position; ties go to the lower one.
+    Others are empty.
+
+    Only blocks that begin before or at a token's position count; of equal ones the lower wins.
     """
 
     step: Address
@@ -84,7 +86,7 @@ class HeadChoose:
     indptr: Address  # int32 [n_tok * n_row + 1]
     indices: Address
     block: int
-    n_head: int  # rows of a token that have blocks, the first ones
+    n_head: int  # number of a token's first rows that have blocks
     n_row: int
     capacity: int
     top_k: int
@@ -94,18 +96,18 @@ HEAD_CHOOSE = op("select.indexer", HeadChoose, reads=READS_NOTHING)
 
 
 class EntryChoose:
-    """A Selection of single positions, two rows a token: its window, and the entries it reads.
+    """A Selection of single positions, two rows per token: its window, and the entries it reads.
 
-    An entry is kept where its block of `every` positions ends: those of the top_k best blocks that
-    end before or at the token's own position, all of them where they are not more, or have no
-    scores. Ties go to the lower one.
+    An entry is stored where its block of `every` positions ends. The row has those of the top_k
+    best blocks that end before or at the token's own position, all of them if there are no more, or
+    without scores. Of equal ones the lower wins.
     """
 
     step: Address
     scores: Address  # f32 [n_tok, capacity], or 0
     indptr: Address  # int32 [n_tok * 2 + 1]
     indices: Address  # int32 [n_tok * (n_window + top_k)] at most
-    n_window: int  # the last positions, the token's own included
+    n_window: int  # the last positions, including the token's own
     every: int  # 0: there are no entries
     capacity: int
     top_k: int

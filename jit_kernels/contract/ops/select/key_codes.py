@@ -1,18 +1,18 @@
-"""Ops of the int8 copy of keys: what makes it, scores by it, and exact scores where it matters.
+"""Ops of the int8 copy of keys: coding, scores by it, and exact scores of borderline keys.
 
-A key is kept less the centre, a mean of some keys: element d is step * (code[d] - 128), code a byte
-from 1 to 255. Of an element that is a rounding error of at most step / 2, so a product with a query
-errs by at most |q|_1 * step / 2. Without the centre the step would be that of the few elements that
-are large in every key, as the biases of some models make them.
+A key is stored without the centre, a mean of some keys: element d is step * (code[d] - 128), code a
+byte from 1 to 255. The rounding error is at most step / 2, so a product with a query errs by at
+most |q|_1 * step / 2. Without the centre the step would be that of the few elements that are large
+in every key, as the biases of some models make them.
 """
 
 from tamis.jit_kernels.contract.op import Address, Ranges, Reads, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, SCORE_KEYS, TILE, ScoreKeys
 
 KEYS = 16  # positions whose codes are interleaved
-CODE_WORKERS = 64  # threads that code keys, at most
-LEAST_EXTRA = 64  # scores on either side of a bar that are made exact
-N_CENTRE = 64  # keys that the centre is the mean of
+CODE_WORKERS = 64  # most threads that code keys
+LEAST_EXTRA = 64  # scores on either side of the threshold that are made exact
+N_CENTRE = 64  # number of keys in the centre's mean
 
 
 def _uncoded(low: int, _high: int, _block: int, _x: int, _y: int, n_tok: int, pos: int) -> Ranges:
@@ -23,7 +23,7 @@ UNCODED = Reads("key_codes", _uncoded, found="filled")
 
 
 class KeyCentre:
-    """Where no key is coded, the mean of N_CENTRE keys, or of all: of neighbours equally far apart.
+    """If no key is coded, the mean of N_CENTRE evenly spaced keys, or of all.
 
     Of n positions, number i of m is floor(i * n / m).
     """
@@ -68,7 +68,7 @@ KEY_CODES = op("attention.key_codes", KeyCodes, "head_dim type_k", reads=UNCODED
 
 
 class ScoreCodes:
-    """As SCORE_KEYS, by what KEY_CODES has made of keys and queries; all keys are coded then."""
+    """Do what SCORE_KEYS does by the codes of KEY_CODES; all keys must be coded."""
 
     step: Address
     q_codes: Address
@@ -78,8 +78,8 @@ class ScoreCodes:
     counts: Address  # int32 [n_head_kv]: query heads to score; 0: all
     codes: Address
     steps: Address
-    # int64 [n_head_kv]: becomes the step's position, which is coded once more by the next step: a
-    # step that fails after this op is followed by another key there.
+    # int64 [n_head_kv]: becomes the step's position, which the next step codes once more: if a step
+    # fails after this op, another key follows there.
     filled: Address
     scores: Address  # as for SCORE_KEYS
     maxima: Address
@@ -94,10 +94,10 @@ SCORE_CODES = op("select.common", ScoreCodes, "head_dim heads group")
 
 
 class RescoreKeys(ScoreKeys):
-    """Exact scores for those that SCORE_CODES's errors could move across the bar of the best n_top.
+    """Exact scores for those that SCORE_CODES's errors could move in or out of the best n_top.
 
-    Of each row, the ones that rank from n_top - n_extra to n_top + n_extra; n_extra is a fourth of
-    n_top, rounded up, and at least LEAST_EXTRA. maxima follow.
+    In each row these are the ones that rank from n_top - n_extra to n_top + n_extra; n_extra is a
+    fourth of n_top, rounded up, and at least LEAST_EXTRA. maxima are updated.
     """
 
     work: Address  # int32 [n_head_kv * heads / group, rescore_work(capacity, group)], scratch
@@ -110,16 +110,16 @@ RESCORE_KEYS = op(
 
 
 def rescore_work(capacity: int, group: int) -> int:
-    """Words of scratch that RESCORE_KEYS needs a row: lists and a tile of products."""
+    """Words of scratch that RESCORE_KEYS needs per row: lists and a tile of products."""
     return 3 * capacity + LIST_PAD + group * TILE
 
 
 class MassBracket:
-    """Between which two numbers the mass that a Selection leaves out lies, by coded keys alone.
+    """Bounds of the mass that a Selection leaves out, from coded keys alone.
 
-    A logit of float queries and coded keys errs by at most scale * |q|_1 * step / 2. The least that
-    can be left out: what is left out weighs as little as it can and what is kept as much; and the
-    most.
+    A logit of float queries and coded keys errs by at most scale * |q|_1 * step / 2. The lower
+    bound assumes the least weight of what is left out and the most of what is kept; the upper bound
+    the opposite.
     """
 
     step: Address
@@ -129,7 +129,7 @@ class MassBracket:
     centre: Address
     indptr: Address
     indices: Address
-    found: Address  # f64 [n_head, 2]: the least and the most
+    found: Address  # f64 [n_head, 2]: the lower and the upper bound
     work: Address  # f32 [n_head, 2 * capacity], scratch
     block: int
     n_row: int

@@ -15,7 +15,7 @@ class _LfpsMeta(NamedTuple):
     """Byte offsets of the state of a row in LFPS: int64s."""
 
     next: int  # position that continues the tables; any other one rebuilds them
-    bypassed: int  # 1 where the last step bypassed the row
+    bypassed: int  # 1 if the last step bypassed the row
     n_bypass: int  # counted, never reset by a kernel
     n_step: int
     n_scanned: int  # keys read, over all steps
@@ -44,7 +44,7 @@ def _unless_all_follow(
 
 
 class LfpsKeep:
-    """Keep the last queries, each at its position % n_past."""
+    """Store the last queries, each at its position % n_past."""
 
     step: Address
     q: Address  # f32 [n_tok, n_head, head_dim]
@@ -60,8 +60,8 @@ LFPS_KEEP = op("select.lfps", LfpsKeep, "head_dim")
 class LfpsStart:
     """Make the tables from the weights of the last n_past queries (Eq. 4).
 
-    Of this query where none is kept; for KV heads whose first row's meta.next is not this position.
-    A row's weights are the mean of its heads'.
+    From this query if none is stored; only for KV heads whose first row's meta.next is not this
+    position. A row's weights are the mean of its heads'.
     """
 
     step: Address
@@ -74,9 +74,9 @@ class LfpsStart:
     past_pos: Address
     ver: Address  # f32 [n_row, capacity], by position
     # f32 [n_row, capacity], by distance to the query: d is at entry capacity - 65 - d, so that
-    # nothing is ever shifted, and neighbours are neighbours in both tables.
+    # nothing is ever shifted, and neighbours are adjacent in both tables.
     sla: Address
-    # int64 [n_row, 2, 2, capacity / 64 + 1]: two bitmaps a table: the entries above the threshold
+    # int64 [n_row, 2, 2, capacity / 64 + 1]: two bitmaps per table: the entries above the threshold
     # (Eq. 8) and those above the mean, when they were last updated.
     bits: Address
     stats: Address  # f64 [n_row, LFPS_STATS_SIZE], see LFPS_STATS
@@ -109,10 +109,10 @@ LFPS_START = op(
 
 
 class LfpsPropose:
-    """What a row's query may read, before it is known: sinks, candidates, the LFPS_NEAR last keys.
+    """The keys that a row's query may read, before it is known.
 
-    The candidates of Eq. 7-9, ascending; nothing where there is no middle. Makes one of `period`
-    parts of the bitmaps anew first.
+    They are sinks, the candidates of Eq. 7-9, ascending, and the LFPS_NEAR last keys; none if there
+    is no middle. First it renews one of `period` parts of the bitmaps.
     """
 
     step: Address
@@ -136,8 +136,9 @@ LFPS_PROPOSE = op("select.lfps", LfpsPropose)
 class LfpsSets:
     """Sinks, last n_local and the best budget * (pos + 1) of the candidates (Eq. 5-6).
 
-    The best by the mean of the heads' weights; the tables learn from them (Eq. 10). A row whose
-    heads' sparsity all exceeds epsilon gets no candidates and meta.bypassed 1, and its tables stay.
+    The best are those with the largest mean of the heads' weights; the tables learn from them (Eq.
+    10). A row whose heads' sparsity all exceeds epsilon gets no candidates and meta.bypassed 1, and
+    its tables are not changed.
     """
 
     step: Address
@@ -154,7 +155,7 @@ class LfpsSets:
     scores: Address
     indptr: Address  # the sets of LFPS_PROPOSE as a Selection of n_row rows
     indices: Address
-    places: Address  # int32, as many as indices: the positions in k_table that have these keys
+    places: Address  # int32, as many as indices: the positions in k_table of these keys
     order: Address  # int32 [n_row, 2, capacity], scratch
     sets: Address  # int32 [n_row, set_capacity]
     counts: Address  # int32 [n_row]
@@ -176,7 +177,10 @@ LFPS_SETS = op("select.lfps", LfpsSets, "head_dim heads group", reads=READS_SELE
 
 
 class LfpsBypass:
-    """Outputs of bypassed rows, merged with the mean value, which weighs w_global (Eq. 5)."""
+    """Outputs of bypassed rows, merged with the mean value, which has the weight w_global (Eq.
+
+    5).
+    """
 
     step: Address
     q: Address  # f32 [n_head, head_dim]

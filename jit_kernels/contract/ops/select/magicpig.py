@@ -1,11 +1,13 @@
-"""Ops of `magicpig`: Chen et al. 2024, arXiv 2410.16179; `hyperattention` reads LSH_TABLES's.
+"""Ops of `magicpig`: Chen et al.
+
+2024, arXiv 2410.16179; `hyperattention` reads LSH_TABLES's output.
 
 Indexed are positions n_sink .. begin - 1.
 """
 
 from tamis.jit_kernels.contract.op import READS_ALL, Address, op
 
-LSH_WORKERS = 64  # threads that LSH_CODES and LSH_QUERY keep busy at most
+LSH_WORKERS = 64  # most threads that LSH_CODES and LSH_QUERY use
 LSH_ROWS = 8  # keys that are hashed together
 
 
@@ -17,7 +19,7 @@ class LshCentre:
     k_table: Address
     centre: Address  # f32 [n_head_kv, head_dim]
     norms: Address  # f32 [n_head_kv, capacity]
-    begin: Address  # int64: is written, the first of the last n_local
+    begin: Address  # int64: output, the first of the last n_local
     n_head_kv: int
     capacity: int  # a multiple of 64
     n_sink: int  # at most capacity
@@ -30,14 +32,14 @@ LSH_CENTRE = op("select.magicpig", LshCentre, "head_dim", reads=READS_ALL)
 class LshCodes:
     """The hash codes of keys.
 
-    Bit i of table t is set where the key without the centre has a positive product with plane
-    t * n_bit + i.
+    Bit i of table t is set if the key minus the centre has a positive product with plane t * n_bit
+    + i.
     """
 
     k_pages: Address
     k_table: Address
     centre: Address
-    planes: Address  # f16 [head_dim, n_plane], columns after n_table * n_bit any
+    planes: Address  # f16 [head_dim, n_plane], columns after n_table * n_bit are arbitrary
     begin: Address
     codes: Address  # uint16 [n_head_kv, n_table, capacity]
     # f32 [LSH_WORKERS, work_size], scratch; n_plane, a constant, is a multiple of 32
@@ -83,8 +85,8 @@ LSH_TABLES = op("select.magicpig", LshTables, "n_bit n_table")
 class LshSample:
     """Sinks, positions from begin on, and the indexed ones that collide with the query.
 
-    A collision: the same code in at least two tables. Its log-weight is -log of the probability of
-    that; the others' is 0.
+    A collision is the same code in at least two tables. Its log-weight is -log of its probability;
+    the others' is 0.
     """
 
     step: Address
@@ -97,8 +99,8 @@ class LshSample:
     codes: Address  # LSH_QUERY's
     starts: Address
     order: Address
-    # f32 [n_bias]: log-weights over the cosine of query and key without the centre, from -1 to 1,
-    # linear between.
+    # f32 [n_bias]: log-weights over the cosine of query and key minus the centre, from -1 to 1,
+    # interpolated linearly.
     bias: Address
     sets: Address  # int32 [n_head, set_capacity], ascending
     log_weight: Address  # f32 [n_head, set_capacity]
@@ -117,5 +119,5 @@ LSH_SAMPLE = op("select.magicpig", LshSample, "head_dim n_bit n_table", reads=RE
 
 
 def lsh_work(n_row: int, n_plane: int, head_dim: int) -> int:
-    """Floats of scratch that n_row rows to be hashed need: they, their products, padding."""
+    """Floats of scratch for n_row rows to be hashed: the rows, their products, padding."""
     return n_row * (head_dim + n_plane) + 16

@@ -1,7 +1,7 @@
 """Ops of `metered`: keys sampled from what a method left out, see select/metered.py.
 
 A unit is a run of `unit` neighbouring positions. Left out are the positions up to pos that are in
-no block of a row of the method's Selection. All ops are of decode steps: one query token.
+no block of a row of the method's Selection. All ops are for decode steps: one query token.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from tamis.jit_kernels.contract.op import READS_SELECTION, Address, InOut, op
 from tamis.jit_kernels.contract.ops.select.common import LIST_PAD, TILE
 
 MOST_UNITS = 1024  # of a context
-WITHIN, WIDER, ALL = range(3)  # what a row reads in the end: as chosen, more units, every position
+WITHIN, WIDER, ALL = range(3)  # what a row finally reads: its selection, more units, every position
 
 
 class _MeterFields(NamedTuple):
     """Entries of a head's report, float32 each."""
 
-    mass: int  # estimated share of attention that the method's choice holds
-    held: int  # of what was read in the end
+    mass: int  # estimated share of attention that the method's selection retains
+    held: int  # of what was finally read
     needed: int  # WITHIN, WIDER or ALL
 
 
@@ -25,12 +25,13 @@ METER = _MeterFields(*range(3))
 
 
 class MeterSample:
-    """n_sample positions of each row, drawn from what it left out, or all where they are fewer.
+    """At most n_sample positions of each row, drawn from what it left out.
 
-    A unit's score is the sum over the row's heads of exp(q . mean * scale - lse), as HIP_SEARCH has
-    it; 0 for the last unit while it is not whole. A position's chance is `even` of an equal share,
-    and otherwise its unit's score over the sum of all. Drawn with replacement, one from each n-th
-    of the sum of chances; the random numbers are a function of seed, pos, layer and row alone.
+    A unit's score is the sum over the row's heads of exp(q . mean * scale - lse), as in HIP_SEARCH;
+    0 for the last unit while it is incomplete. A position's probability is a mixture: with weight
+    `even` uniform, otherwise its unit's score over the sum of all. Positions are drawn with
+    replacement, one from each n-th of the sum of probabilities; the random numbers are a function
+    of seed, pos, layer and row alone.
     """
 
     step: Address
@@ -43,7 +44,8 @@ class MeterSample:
     left: Address  # int32 [n_row, n_unit]: positions of each unit that were left out
     scores: Address  # f32 [n_row, n_unit]
     indices: Address  # int32 [n_row, n_sample], ascending in a row
-    # f32 [n_row, n_sample]: what each drawn position stands for, 1 / (n chance); 0: none is drawn
+    # f32 [n_row, n_sample]: the positions that each drawn one represents, 1 / (n probability); 0:
+    # none is drawn
     factors: Address
     work: Address  # f32 [n_row, meter_work(head_dim, group, room)], scratch
     n_row: int
@@ -64,13 +66,13 @@ METER_SAMPLE = op("select.metered", MeterSample, "head_dim group")
 
 
 class MeterWeigh:
-    """Each head's estimated mass, and what its row has to read for `least` of it.
+    """Each head's estimated mass, and what its row must read for `least` of it.
 
-    A sample weighs w = exp(q . k * scale - lse) * factor; D = the sum of w estimates without bias
-    what was left out, in units of what was read; the mass is 1 / (1 + D). Where it is below `least`
+    A sample weighs w = exp(q . k * scale - lse) * factor; D = the sum of w is an unbiased estimate
+    of what was left out, in units of what was read; the mass is 1 / (1 + D). If it is below `least`
     for a head of a row, units are added from the best score on until the samples in the others
-    weigh at most (1 - least) (1 + D) for every head: the row is WIDER, or ALL where it would read
-    more than half of the positions.
+    weigh at most (1 - least) (1 + D) for every head: the row is WIDER, or ALL if it would read more
+    than half of the positions.
     """
 
     step: Address
@@ -79,7 +81,7 @@ class MeterWeigh:
     k_pages: Address
     k_table: Address
     indptr: Address  # int32 [n_row + 1], multiples of n_sample
-    indices: Address  # as METER_SAMPLE left them, and the next three
+    indices: Address  # as METER_SAMPLE left them, like the next three
     factors: Address
     left: Address
     scores: Address
@@ -94,7 +96,7 @@ class MeterWeigh:
     n_row: int
     heads_per_kv: int
     n_head_kv: int
-    block: int  # 1: of the drawn positions
+    block: int  # 1: the drawn positions are single ones
     window: int  # 0
     stride: int  # 1
     unit: int
@@ -112,7 +114,7 @@ METER_WEIGH = op(
 class MeterWiden:
     """Selections of what is read again: WIDER rows with their units, and KV heads with an ALL row.
 
-    Rows, and KV heads, of which nothing is read again have no blocks.
+    Rows and KV heads that read nothing again have no blocks.
     """
 
     step: Address
@@ -140,7 +142,7 @@ METER_WIDEN = op("select.metered", MeterWiden)
 class MeterTake:
     """Heads get the output, and the log-sum-exp, of what was read again for their row or KV head.
 
-    Their report says how much that holds: ALL holds 1.
+    Their report states how much that retains: ALL retains 1.
     """
 
     needs: Address
@@ -161,6 +163,6 @@ METER_TAKE = op("select.metered", MeterTake, "head_dim")
 
 
 def meter_work(head_dim: int, group: int, room: int) -> int:
-    """Floats of scratch that METER_SAMPLE needs a row: lists, products, bytes of heads."""
+    """Floats of scratch that METER_SAMPLE needs per row: lists, products, bytes of heads."""
     lists = room // 4 + LIST_PAD + 2 * ((room + TILE - 1) // TILE * TILE)
     return lists + 2 * TILE + group * (2 * TILE + head_dim + 3)

@@ -9,7 +9,7 @@ def _new_pages(low: int, _high: int, page: int, _x: int, _y: int, _n: int, pos: 
 
 
 class QuestBounds:
-    """Bounds of the pages from `filled` to pos, made anew, and the queries' two parts."""
+    """Bounds of the pages from `filled` to pos, recomputed, and the queries' two parts."""
 
     step: Step
     q: F32["n_tok", "n_head", "head_dim"]  # the first token's
@@ -18,7 +18,7 @@ class QuestBounds:
     # Largest and smallest elements of the keys of each page (of keys of other types than f16, the
     # nearest float16).
     bounds: InOut[F16["n_head_kv", "n_page", 2, "head_dim"]]
-    filled: I64[1]  # so many first positions are in the bounds already
+    filled: I64[1]  # number of first positions that are in the bounds already
     parts: Out[F32["n_head", 2, "head_dim"]]  # the larger of q and 0, the smaller of q and 0
     page: int  # positions of a page
 

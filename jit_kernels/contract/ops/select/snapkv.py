@@ -4,9 +4,9 @@ from tamis.jit_kernels.contract.op import Address, op
 
 
 class SnapkvKeep:
-    """Positions before the last n_local by their sums after 1-D pooling, n_top a row.
+    """Positions before the last n_local by their sums after 1-D pooling, n_top per row.
 
-    Of these, the share `ada` is handed out to the rows by how many of their pooled sums are among
+    The share `ada` of these is distributed over the rows by how many of their pooled sums are among
     the n_top * n_row best (Feng et al. 2024, arXiv 2407.11550, Alg. 1).
     """
 
@@ -22,7 +22,7 @@ class SnapkvKeep:
     n_local: int
     n_top: int
     pool: int  # neighbours that are pooled
-    average: int  # 1: their sum, which orders as the mean; 0: the largest
+    average: int  # 1: their sum, which has the order of the mean; 0: the largest
     ada: float
 
 

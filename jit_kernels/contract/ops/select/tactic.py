@@ -1,8 +1,8 @@
 """Ops of `tactic`: Zhu et al. 2025, arXiv 2502.12216.
 
 Clustered are the positions n_sink .. end - 1 of each KV head, `segment` positions at a time (the
-last segment may be shorter), each segment into per_cluster times fewer clusters. A segment's
-clusters follow the one before's.
+last segment may be shorter), each segment into per_cluster times fewer clusters. The clusters of
+consecutive segments follow each other.
 """
 
 from tamis.jit_kernels.contract.op import (
@@ -14,20 +14,20 @@ from tamis.jit_kernels.contract.op import (
     op,
 )
 
-TACTIC_WORKERS = 64  # threads that TACTIC_ASSIGN keeps busy at most
+TACTIC_WORKERS = 64  # most threads that TACTIC_ASSIGN uses
 TACTIC_SAMPLES = 256  # most positions that TACTIC_BUDGET samples
 
 
 class TacticSeed:
-    """Start the segments anew with keys that are drawn without replacement (4.2)."""
+    """Initialise the segments' centroids with keys drawn without replacement (4.2)."""
 
     k_pages: Address
     k_table: Address
-    extent: Address  # int64 [3]: first position whose segment is to be made, end, clusters
-    centroids: Address  # f32 [n_head_kv, n_slot, head_dim], while they are made
+    extent: Address  # int64 [3]: first position whose segment is clustered, end, clusters
+    centroids: Address  # f32 [n_head_kv, n_slot, head_dim], while iterating
     means: Address  # f16 [n_head_kv, n_slot, head_dim]: centroids, for queries
     norms: Address  # f32 [n_head_kv, n_slot]: minus half the centroids' squared lengths
-    moving: Address  # int64 [n_head_kv, n_segment]: 0 once an iteration changed no centroid
+    moving: Address  # int64 [n_head_kv, n_segment]: 0 once an iteration has changed no centroid
     n_head_kv: int
     n_slot: int  # most clusters
     n_segment: int
@@ -41,7 +41,7 @@ TACTIC_SEED = op("select.tactic", TacticSeed, "head_dim", reads=READS_ALL)
 
 
 class TacticAssign:
-    """The nearest centroid of each position's segment, the lowest of equally near ones."""
+    """The nearest centroid of each position's segment; of equally near ones the lowest."""
 
     k_pages: Address
     k_table: Address
@@ -105,12 +105,12 @@ TACTIC_SCORE = op("select.tactic", TacticScore, "head_dim group")
 
 
 class TacticRank:
-    """The clusters' order, by head, and the positions whose keys TACTIC_BUDGET weighs.
+    """The clusters' order per head, and the positions whose keys TACTIC_BUDGET weights.
 
-    The first ones in that order, first_share of the positions and at least 20. n_sample 0: two
-    windows of the order, round 10 % and 60 %. n_sample up to TACTIC_SAMPLES: whole clusters first,
-    and as many positions of those after them, drawn by the clusters' estimated weights. Where they
-    count, what lies outside of the clusters. None where share is 1.
+    They include the first ones in that order: first_share of the positions and at least 20. With
+    n_sample 0: two windows of the order, around 10 % and 60 %. With n_sample up to TACTIC_SAMPLES:
+    the first ones are whole clusters, and as many later positions are drawn by their clusters'
+    estimated weights. If unclustered positions count, these as well. None if share is 1.
     """
 
     step: Address
@@ -129,7 +129,7 @@ class TacticRank:
     capacity: int
     set_capacity: int
     n_sink: int
-    counted: int  # 1: the weight of positions outside of the clusters counts towards the share
+    counted: int  # 1: the weight of unclustered positions counts towards the share
     n_sample: int
     share: float
     first_share: float
@@ -140,11 +140,11 @@ TACTIC_RANK = op("select.tactic", TacticRank)
 
 
 class TacticBudget:
-    """How many positions make up the share of all weight, by head.
+    """The number of positions that make up the share of all weight, per head.
 
-    Those that TACTIC_RANK listed are weighed. Without samples, as Alg. 1 has it, the others are a
-    curve through the windows; with samples, the clusters after the first ones weigh what these say,
-    times 1 + margin, and whole ones are kept.
+    The positions listed by TACTIC_RANK are weighted. Without samples, as in Alg. 1, the others
+    follow a curve through the windows; with samples, these estimate the clusters after the first
+    ones, times 1 + margin, and whole clusters are kept.
     """
 
     step: Address
@@ -155,7 +155,7 @@ class TacticBudget:
     indptr: Address  # the sets of TACTIC_RANK as a Selection of n_row rows
     indices: Address
     places: Address  # int32, as many as indices: the positions in k_table that have these keys
-    keep: Address  # int32 [n_head]: how many of the positions in the clusters' order
+    keep: Address  # int32 [n_head]: number of positions in the clusters' order
     work: Address
     n_row: int  # heads
     heads_per_kv: int
@@ -179,11 +179,11 @@ def _outside(low: int, _h: int, _b: int, n_sink: int, counted: int, n_tok: int, 
 
 
 class TacticJointRank:
-    """As TACTIC_RANK, for all heads of a KV head, in one order.
+    """TACTIC_RANK for all heads of a KV head in one order.
 
-    Clusters by falling sum over the heads of exp(scaled score) / their total; n_sample positions
-    after the first ones are drawn in proportion to that sum. What lies outside of the clusters is
-    weighed here.
+    Clusters are sorted by the falling sum over the heads of exp(scaled score) / their total;
+    n_sample positions after the first ones are drawn in proportion to that sum. Unclustered
+    positions are weighted here.
     """
 
     step: Address
@@ -224,7 +224,10 @@ TACTIC_JOINT_RANK = op(
 
 
 class TacticJoint:
-    """With how many positions n_reach heads of a KV head reach the share; see TACTIC_BUDGET."""
+    """The number of positions with which n_reach heads of a KV head reach the share.
+
+    See TACTIC_BUDGET.
+    """
 
     step: Address
     q: Address  # f32 [n_head, head_dim]
@@ -259,14 +262,14 @@ class TacticMark:
     """The positions that a head of the row's group keeps, as bits."""
 
     extent: Address
-    labels: Address  # int32 [n_head_kv, capacity]: a position's cluster; what a GPU marks by
+    labels: Address  # int32 [n_head_kv, capacity]: the cluster of a position; a GPU marks by it
     starts: Address
     order: Address
     rank: Address
     keep: Address
-    ends: Address  # int32 [n_row * group, n_end]: of clusters in order, where each ends; a GPU's
+    ends: Address  # int32 [n_row * group, n_end]: the end of each cluster in order; for GPUs
     marks: Address  # int64 [n_row, capacity / 64]: a bit a position, the lowest first
-    count: Address  # int32 [n_row]: how many are set
+    count: Address  # int32 [n_row]: number of set bits
     n_row: int
     heads_per_kv: int
     n_slot: int
@@ -279,7 +282,7 @@ TACTIC_MARK = op("select.tactic", TacticMark, "group")
 
 
 class TacticSelect:
-    """The Selection of the marked positions and of all outside of the clusters."""
+    """The Selection of the marked positions and of all unclustered ones."""
 
     step: Address
     extent: Address
@@ -296,20 +299,23 @@ TACTIC_SELECT = op("select.tactic", TacticSelect)
 
 
 def tactic_half_window(n: int) -> int:
-    """Half of a window of TACTIC_BUDGET: the window is 1 % of n positions, from 32 to 128."""
+    """Half the length of TACTIC_BUDGET's window, which is 1 % of n positions, from 32 to 128."""
     return min(max(16, n // 200), 64)
 
 
 def tactic_list(capacity: int) -> int:
-    """Most positions that TACTIC_BUDGET weighs: all, two windows of 1 % or samples, and padding."""
+    """The most positions that TACTIC_BUDGET weights, with padding.
+
+    They are all, or two windows of 1 %, or samples.
+    """
     return capacity + capacity // 50 + 64 + TACTIC_SAMPLES + 32
 
 
 def tactic_work(capacity: int, n_slot: int) -> int:
-    """Floats of scratch that TACTIC_BUDGET needs a head: of clusters, counts, samples and lists."""
+    """Floats of scratch that TACTIC_BUDGET needs per head, for clusters, counts and lists."""
     return 4 * (n_slot + 16) + 512 + TACTIC_SAMPLES + 2 * tactic_list(capacity)
 
 
 def tactic_joint_work(group: int, capacity: int, n_slot: int) -> int:
-    """Floats of scratch that TACTIC_JOINT needs a KV head."""
+    """Floats of scratch that TACTIC_JOINT needs per KV head."""
     return 4 * (n_slot + 16 + group) + 512 + TACTIC_SAMPLES + (group + 1) * tactic_list(capacity)

@@ -16,8 +16,9 @@ class SlashLines:
     k_pages: Address
     k_table: Address
     vertical: Address  # f32 [n_row, capacity]: sums by position
-    slash: Address  # f32 [n_row, capacity]: by distance; entry i is n - 1 - i of n positions held
-    columns: Address  # int32 [n_row, 1 + n_vertical]: how many, and these, ascending
+    # f32 [n_row, capacity]: by distance; entry i is distance n - 1 - i of n positions held
+    slash: Address
+    columns: Address  # int32 [n_row, 1 + n_vertical]: their number, and the positions, ascending
     diagonals: Address  # int32 [n_row, 1 + n_slash], likewise
     work: Address  # f32 [n_row, slash_work(group, capacity, n_last)], scratch
     n_row: int
@@ -34,7 +35,7 @@ SLASH_LINES = op("select.vertical_slash", SlashLines, "head_dim group", reads=RE
 
 
 class SlashSelect:
-    """The Selection of positions on a column, or for one of a row's queries on a diagonal.
+    """The Selection of positions on a column, or on a diagonal for one of a row's queries.
 
     Neighbouring queries' diagonals are merged.
     """
@@ -54,9 +55,10 @@ SLASH_SELECT = op("select.vertical_slash", SlashSelect)
 
 
 def slash_work(group: int, capacity: int, n_last: int) -> int:
-    """Floats of scratch that SLASH_LINES needs a row.
+    """Floats of scratch that SLASH_LINES needs per row.
 
-    On the CPU a list, scores of a query, a tile; on a GPU two floats a query, head and span of 256.
+    On the CPU a list, scores of a query, a tile; on a GPU two floats per query, head and span of
+    256.
     """
     of_scores = (group + 1) * capacity + LIST_PAD + group * TILE
     return max(of_scores, 2 * n_last * group * ((capacity + 255) // 256 + 1))
