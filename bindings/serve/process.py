@@ -18,7 +18,9 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
+from tamis.bindings.serve.errors import no_helper
 from tamis.bindings.serve.jobs import (
+    Emit,
     Event,
     Job,
     Keeping,
@@ -206,6 +208,13 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} (a bug of tamis)"
 
 
+def _masks(number: int | None) -> Masks:
+    """The masks that come by a descriptor. Raises ApiError where none could be had for it."""
+    if number is None:
+        raise no_helper("too many open files")
+    return Masks(socket.socket(fileno=number))
+
+
 def loaded(
     channel: socket.socket,
     engine: Engine,
@@ -261,38 +270,59 @@ class Runner:
 
     def run(self) -> None:
         """Run jobs until the socket is closed."""
-        frames, sockets = Frames(), deque[int]()
+        frames, sockets = Frames(), deque[int | None]()
         with contextlib.suppress(OSError, Broken):
             while True:
-                data, numbers, _, _ = socket.recv_fds(self._channel, 1 << 20, 16)
+                data, numbers, flags, _ = socket.recv_fds(self._channel, 1 << 20, 16)
                 if not data:
                     break
                 sockets.extend(numbers)
+                if flags & socket.MSG_CTRUNC:  # no descriptor was free for the one that came
+                    sockets.append(None)
                 frames.feed(data)
                 while (found := frames.next()) is not None:
                     self._take(*found, sockets)
         self._worker.stop()
         self._worker.join(JOIN_SECONDS)  # it may be writing a slot's sequence to the cache
 
-    def _take(self, kind: Kind, data: bytes, sockets: deque[int]) -> None:
+    def _take(self, kind: Kind, data: bytes, sockets: deque[int | None]) -> None:
+        """Do what a frame says. Whatever is wrong with the jobs of a request fails them alone."""
         found = json.loads(data)
         if kind is Kind.DROP:
-            for number in found:
-                job, masks = self._jobs.pop(number, (None, None))
-                if job is not None:
-                    job.cancelled = True
-                if masks is not None:
-                    masks.close()
+            self._drop(found)
             return
-        masks = Masks(socket.socket(fileno=sockets.popleft())) if found["masked"] else None
-        jobs = [self._job(wanted, masks) for wanted in jobs_of_record(found)]
-        self._worker.submit(jobs)
+        masks = None
+        try:
+            if found["masked"]:
+                masks = _masks(sockets.popleft())
+            jobs = [self._job(wanted, masks) for wanted in jobs_of_record(found)]
+        except Exception as error:
+            numbers = [one["id"] for one in found["jobs"]]
+            self._drop(numbers)
+            if masks is not None:
+                masks.close()
+            self._worker.refuse([Job([], self._emitter(number)) for number in numbers], error)
+        else:
+            self._worker.submit(jobs)
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            job, masks = self._jobs.pop(number, (None, None))
+            if job is not None:
+                job.cancelled = True
+            if masks is not None:
+                masks.close()
+
+    def _emitter(self, number: int) -> Emit:
+        def emit(event: Event) -> None:
+            job, _ = self._jobs.get(number, (None, None))
+            n = job.n_answer if job is not None and isinstance(event, Piece) else 0
+            self._events.append([number, n, *event_to_record(event)])
+
+        return emit
 
     def _job(self, wanted: Wanted, masks: Masks | None) -> Job:
-        def emit(event: Event) -> None:
-            n = job.n_answer if isinstance(event, Piece) else 0
-            self._events.append([wanted.id, n, *event_to_record(event)])
-
+        emit = self._emitter(wanted.id)
         how: dict[str, Any] = {"scope": wanted.scope, "owner": wanted.owner, "slot": wanted.slot}
         how["lora"] = None if wanted.lora is None else tuple(wanted.lora)
         if wanted.keeping:

@@ -207,6 +207,7 @@ class Worker:
         self._flushed, self._ended, self.counts = flushed, ended, Counts()
         self._heads = engine.model.heads
         self._waiting: deque[Job] = deque()
+        self._refused: list[tuple[Job, Exception]] = []
         # by owner: the number of the round that last served it
         self._served: dict[Hashable, int] = {}
         self._changed = threading.Condition()
@@ -228,6 +229,12 @@ class Worker:
         """Queue jobs; once the thread has ended they are ignored."""
         with self._changed:
             self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def refuse(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Fail jobs that cannot be taken, also while others run."""
+        with self._changed:
+            self._refused += [(job, error) for job in jobs]
             self._changed.notify()
 
     def stop(self) -> None:
@@ -263,11 +270,19 @@ class Worker:
     def _begin_round(self) -> bool:
         """Wait for work and assign it to free slots; returns False if the thread is to end."""
         with self._changed:
-            while not (self._stopping or self._waiting or self.n_running):
+            while not (self._stopping or self._waiting or self._refused or self.n_running):
                 self._changed.wait()
             if not self._stopping:
+                self._send_refused()
                 self._admit()
             return not self._stopping
+
+    def _send_refused(self) -> None:
+        """Under the lock."""
+        for job, error in self._refused:
+            self.counts.failed += 1
+            self._send(job, self._told(error))
+        self._refused.clear()
 
     def _drop_cancelled(self) -> None:
         """Remove cancelled jobs from the queue; the caller holds the lock."""
@@ -295,6 +310,9 @@ class Worker:
             except Exception as error:
                 self.counts.failed += 1
                 self._send(job, self._told(error))
+                for slot in free:  # one may have it already
+                    if slot.job is job:
+                        slot.release()
 
     def _next(self) -> Job | None:
         """Remove and return the waiting job of the owner with the fewest running jobs.
@@ -433,6 +451,13 @@ class Worker:
             self._fail(slot, self._told(error))
             return
         slot.reading = None
+        try:
+            self._begin_answer(slot, job, found)
+        except Exception as error:
+            self._fail(slot, self._told(error))
+
+    def _begin_answer(self, slot: _Slot, job: Job, found: Any) -> None:
+        """After a prompt was read; found: what its last chunk has given."""
         self.counts.prompt_seconds += time.monotonic() - slot.used
         self.counts.most_tokens = max(self.counts.most_tokens, len(job.prompt))
         self.counts.prompt_tokens += len(job.prompt) - job.n_cached

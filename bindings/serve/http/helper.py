@@ -108,12 +108,18 @@ class _Nursery:
         data, numbers, _, _ = socket.recv_fds(self._control, 1, 1)
         if not data:
             return False
+        if not numbers:  # no descriptor was free for it: its client finds it closed
+            return True
         channel = socket.socket(fileno=numbers[0])
         if data == b"g" and self._grammars is None:
             with contextlib.suppress(ImportError, SamplerError):  # each request tells
                 self._grammars = GrammarTokenizer(self._text.unbounded, len(self._text.vocab))
             gc.freeze()
-        pid = start_fork(lambda: self._become(channel))
+        try:
+            pid = start_fork(lambda: self._become(channel))
+        except OSError:  # too many processes: likewise
+            channel.close()
+            return True
         self._children[channel.fileno()] = pid, channel
         self._poll.register(channel, 0)  # poll reports POLLHUP without being asked for it
         return True
