@@ -67,6 +67,7 @@ def _no_constant(text: str) -> None:
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_PARTS = re.compile(f"({_PART.pattern})+", re.ASCII)
 _LONGEST = 100  # the most characters of a duration
 _FOR_EVER = 1e9  # in seconds, 31 years: a longer time has no end that a date could express
 
@@ -88,7 +89,7 @@ def seconds_of(value: Any) -> float:
         seconds = float(text)
     except ValueError:
         unsigned = text.lstrip("+-")
-        if len(text) - len(unsigned) > 1 or not re.fullmatch(f"({_PART.pattern})+", unsigned):
+        if len(text) - len(unsigned) > 1 or not _PARTS.fullmatch(unsigned):
             raise ValueError(f"keep_alive is {text[:40]!r}, {expected}") from None
         seconds = sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(unsigned))
         seconds = -seconds if text.startswith("-") else seconds
