@@ -207,4 +207,6 @@ def _names(node: ast.AST) -> tuple[str, ...]:
         targets = [node.target]
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return (node.name,)
+    elif isinstance(node, ast.For):  # it binds nothing but what its calls do to those they name
+        return tuple(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id[0] != "_")
     return tuple(n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))

@@ -270,7 +270,8 @@ class OutputParser:
 
     def _harmony(self, prompt: str) -> Steps[None]:
         """Read messages that each have a channel: thoughts, text, and calls to a recipient."""
-        header = prompt.rpartition("<|start|>")[2] if "<|message|>" not in prompt[-64:] else ""
+        _, start, header = prompt.rpartition("<|start|>")
+        header = header if start and "<|message|>" not in header else ""
         body_only = prompt.endswith("<|message|>")
         while True:
             self._tape.keep()

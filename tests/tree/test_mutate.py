@@ -40,6 +40,12 @@ def lines(source):
     return [str(fault).partition(" ")[2] for fault in faults_of("formats/x.py", source)]
 
 
+def test_what_a_modules_loop_does_is_seen_by_tests_of_what_it_names():
+    source = "class A:\n    pass\n\n\nfor _name in ('x', 'y'):\n    setattr(A, _name, 1)\n"
+    (fault,) = [f for f in faults_of("formats/x.py", source) if f.kind == "statement removed"]
+    assert (fault.where, fault.names) == ("", ("setattr", "A"))
+
+
 def test_faults_are_of_these_kinds():
     found = lines(SOURCE)
     for expected in (

@@ -181,7 +181,6 @@ class ObjectReader:
             return at
         if c == ":":
             self._add(c)
-            self._is_first = False
             self._state = self._before_value
         else:
             self._add_space(c)
