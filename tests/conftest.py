@@ -87,7 +87,8 @@ SLOW_TESTS = {
 ALL_CASES = (
     "bindings/serve/test_guard.py", "bindings/serve/test_serve_checks.py",
     "bindings/serve/test_serve_front_steps.py", "bindings/serve/test_serve_parts.py",
-    "bindings/serve/test_serve_slots.py", "bindings/serve/test_serve_taking.py",
+    "bindings/serve/test_serve_requests.py", "bindings/serve/test_serve_slots.py",
+    "bindings/serve/test_serve_taking.py",
     "engine/test_context_flags.py",
     "engine/test_private_files.py", "engine/test_private_ways.py", "engine/test_processors.py",
     "engine/test_session_file.py", "fetch/", "formats/", "kernels/test_prepared.py",
