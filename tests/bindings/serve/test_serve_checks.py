@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from types import SimpleNamespace
 
 import h11
@@ -880,3 +881,108 @@ def test_the_numbers_of_connections():
     assert (made.total, made.per_address, made.header_seconds, made.stall_seconds) == (
         512, 256, 10, 60,
     )  # fmt: skip
+
+
+# --- a whole server in this process ---------------------------------------------------------------
+
+
+class Program:
+    """Answers with the address of who asks; notes how it ends."""
+
+    def __init__(self):
+        self.ends, self.app = [], self
+
+    async def __call__(self, scope, receive, send):
+        data = json.dumps([scope["client"][0], scope["path"]]).encode()
+        head = [(b"content-length", str(len(data)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": data})
+
+    def stop(self):
+        self.ends.append("stop")
+
+    def close(self):
+        self.ends.append("close")
+
+
+def served(monkeypatch, work):
+    """Serve in this process; `work(url, fronts)` runs in a thread, a signal comes at its end."""
+    program, lines, fronts, failed = Program(), [], [], []
+    start = listen.FrontProcess.start
+
+    def started(self, listeners):
+        fronts.append(self)
+        return start(self, listeners)
+
+    monkeypatch.setattr(listen.FrontProcess, "start", started)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def ready(url):
+        def run():
+            try:
+                work(url, fronts)
+            except BaseException as error:
+                failed.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threads.append(threading.Thread(target=run))
+        threads[0].start()
+
+    threads = []
+    names = ("127.0.0.1", "Localhost")
+    limits = listen.Connections()
+    listen.serve(
+        program, "127.0.0.1", 0, connections=limits, ready=ready, log=lines.append, names=names
+    )
+    threads[0].join(10)
+    if failed:
+        raise failed[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert program.ends[-2:] == ["stop", "close"]
+    assert fronts[0]._process is None
+    return lines
+
+
+def fetched(url, path):
+    with urllib.request.urlopen(url + path, timeout=20) as reply:
+        return json.loads(reply.read())
+
+
+def test_a_server_serves_until_a_signal_comes_and_leaves_nothing(monkeypatch):
+    urls = []
+
+    def work(url, fronts):
+        urls.append(url)
+        assert fetched(url, "/who") == ["127.0.0.1", "/who"]
+        assert fetched(url, "/health") == {"status": "ok"}
+        fronts[0]._process.kill()  # another takes its place
+        until(lambda: len(fronts) == 2)
+        assert fetched(url, "/again") == ["127.0.0.1", "/again"]
+
+    assert ["another is started" in line for line in served(monkeypatch, work)] == [True]
+    assert urls[0].startswith("http://127.0.0.1:")
+    with pytest.raises(OSError, match="refused"):
+        fetched(urls[0], "/who")
+
+
+def test_without_a_process_in_front_the_server_takes_connections_itself(monkeypatch):
+    def none(*given, **how):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(listen.subprocess, "Popen", none)
+
+    def work(url, fronts):
+        for _ in range(2):
+            assert fetched(url, "/who") == ["127.0.0.1", "/who"]
+
+    (line,) = served(monkeypatch, work)
+    assert "no more processes" in line
+
+
+def test_an_address_that_is_taken_is_an_error():
+    how = {"connections": QUICK, "ready": print, "log": print}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            listen.serve(Program(), "127.0.0.1", port, **how)
