@@ -641,8 +641,10 @@ def test_each_request_of_a_connection_has_chunks_of_its_own():
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     for _ in range(3):
         parser.receive_data(head + b"1\r\n \r\n" * 900 + b"0\r\n\r\n")
-        while not isinstance(parser.next_event(), h11.EndOfMessage):
-            pass
+        n = 0
+        while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+            n += isinstance(event, h11.Data)
+        assert n == 900
         parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
         parser.send(h11.EndOfMessage())
         parser.start_next_cycle()

@@ -208,6 +208,7 @@ def test_a_silent_connection_is_handed_on_after_its_time(world):
     world.step()
     (connection,) = world.handed()
     connection.close()
+    assert not world.front._ends
 
 
 def test_a_client_that_goes_is_forgotten(world):

@@ -41,10 +41,14 @@ def test_a_mailbox_wakes_the_loop_once_for_all_there_are():
 
 
 def test_a_mailbox_of_a_loop_that_has_ended_loses_what_it_has():
+    tried = []
+
     def gone(deliver):
+        tried.append(deliver)
         raise RuntimeError("the loop is closed")
 
     Mailbox().post(SimpleNamespace(call_soon_threadsafe=gone), None, (0, "event"))
+    assert len(tried) == 1
 
 
 # --- memory ---------------------------------------------------------------------------------------
