@@ -208,7 +208,7 @@ def test_a_drawn_seed_is_none_that_asks_to_draw(monkeypatch, seed):
     assert resolve_seed(-2) == -2
 
 
-def test_a_stream_of_random_numbers_goes_on_from_its_state():
+def test_a_stream_of_random_numbers_resumes_at_its_state():
     stream = RandomStream(-3)
     first = [stream.uniform() for _ in range(3)]
     assert all(0 <= u < 1 and u * 2**53 == int(u * 2**53) for u in first)
@@ -567,7 +567,7 @@ def test_large_grammars_are_tried_in_a_process_of_their_own(monkeypatch, levels,
     assert bool(found) == tried
 
 
-def test_the_end_of_a_trial_is_told(monkeypatch):
+def test_the_end_of_a_trial_is_reported(monkeypatch):
     def end(code=0, out=b"", slow=False):
         def run(command, *, timeout, **how):
             assert command[-1] == "tamis.sampling.grammar"

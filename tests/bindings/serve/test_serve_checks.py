@@ -251,7 +251,7 @@ def test_a_requests_process_has_its_limits(monkeypatch):
         (ApiError(418, "tea", code="c"), 418, "c", "tea"),
     ],
 )
-def test_what_goes_wrong_there_is_told_without_what_it_was_of(error, status, code, words):
+def test_what_goes_wrong_there_is_reported_without_what_it_was_of(error, status, code, words):
     found = ApiError.unpacked(helper._told(error))
     assert (found.status, found.code) == (status, code)
     assert words in found.message
@@ -380,7 +380,7 @@ def test_a_grammar_that_takes_much_memory_is_refused(monkeypatch):
     assert told == [frame(Kind.COMPILING, b"")] * 2
 
 
-def test_a_grammar_is_followed_by_whoever_reads_it_until_nobody_does(monkeypatch):
+def test_a_grammar_is_followed_for_each_reader_until_nobody_does(monkeypatch):
     """A process of the model that takes another's place begins with the first masks."""
     ours, theirs, made = child()
     followed = []
@@ -454,7 +454,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_each_request_has_a_process_whose_end_is_told(nursery):
+def test_each_request_has_a_process_whose_end_is_reported(nursery):
     nursery.thread.start()
     with ordered(nursery) as one, ordered(nursery) as two, ordered(nursery, b"g") as three:
         until(lambda: len(nursery.made._children) == 3)

@@ -211,7 +211,7 @@ def test_a_silent_connection_is_handed_on_after_its_time(world):
     assert not world.front._ends
 
 
-def test_a_client_that_goes_is_forgotten(world):
+def test_a_client_that_goes_is_dropped(world):
     for data in (b"", HEALTH):
         client = world.connect(data)
         client.close()

@@ -407,7 +407,7 @@ def test_who_lets_others_in_has_a_key(host):
     )
 
 
-def test_names_and_origins_are_told_in_lower_case():
+def test_names_and_origins_are_in_lower_case():
     found = access(allow_host=["Box.LAN"], cors_origins=["HTTPS://Site/"])
     assert found.hosts[-1] == "box.lan"
     assert found.origins == ("https://site",)

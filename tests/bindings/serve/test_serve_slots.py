@@ -117,7 +117,7 @@ def refused(client, server, where, body=None):
 # --- slots ----------------------------------------------------------------------------------------
 
 
-def test_what_a_slot_is_told_and_tells(client, server, folder):
+def test_what_a_slot_gets_and_gives(client, server, folder):
     body = {"filename": "one.bin"}
     both = {"id_slot": 1, "filename": "one.bin"}
     assert slot(client, "1?action=save", body) == (

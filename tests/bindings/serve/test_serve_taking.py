@@ -178,7 +178,7 @@ def test_a_helper_without_descriptors_or_processes_loses_one_request(nursery, mo
         socket.send_fds(ours, [b"p"], [theirs.fileno()])
         theirs.close()
         assert made._start()
-        assert mine.recv(1) == b"", "its client is told"
+        assert mine.recv(1) == b"", "its client hears of it"
     assert not made._children
     ours.close()
     assert not made._start()
