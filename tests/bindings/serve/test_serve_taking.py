@@ -119,24 +119,33 @@ class Masked:
         return ours
 
 
-def test_a_grammar_whose_masks_find_no_descriptor_is_one_requests_error(started, monkeypatch):
-    supervisor, processes = started
-    received = socket.recv_fds
+@pytest.fixture
+def lossy(monkeypatch):
+    """Before a process starts: descriptors are lost while the set has anything in it."""
+    received, lost = socket.recv_fds, set()
 
-    def without(channel, n_byte, n_file):
+    def recv_fds(channel, n_byte, n_file):
         data, numbers, flags, address = received(channel, n_byte, n_file)
+        if not (lost and numbers):
+            return data, numbers, flags, address
         for number in numbers:
             os.close(number)
-        return data, [], flags | (socket.MSG_CTRUNC if numbers else 0), address
+        return data, [], flags | socket.MSG_CTRUNC, address
 
-    monkeypatch.setattr(process.socket, "recv_fds", without)
+    monkeypatch.setattr(process.socket, "recv_fds", recv_fds)
+    return lost
+
+
+def test_a_grammar_whose_masks_find_no_descriptor_is_one_requests_error(lossy, started):
+    supervisor, processes = started
+    lossy.add("all")
     masks = Masked()
     job, events = choice(masks=masks)
     supervisor.submit([job])
     error = end(events)
     assert (error.status, error.code) == (503, "unavailable")
     assert masks.theirs.recv(1) == b"", "nobody reads masks any more"
-    monkeypatch.undo()
+    lossy.clear()
     lives(supervisor, processes)
 
 
