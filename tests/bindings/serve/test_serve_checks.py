@@ -843,7 +843,10 @@ def test_a_connection_that_was_used_has_the_time_of_a_head_again():
     async def work(connection, transport, made):
         before = connection.since
         connection.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await asyncio.sleep(0.02)
+        for _ in range(500):
+            if b"200 OK" in transport.said and connection.idle:
+                break
+            await asyncio.sleep(0.01)
         assert b"200 OK" in transport.said
         assert connection.idle
         assert connection.since > before
