@@ -8,6 +8,7 @@ COMMANDS = {
     "batch": "answer a file of requests in OpenAI's batch format",
     "ps": "list the models that a running server has loaded",
     "summarize": "summarize documents of any length, or answer questions about them",
+    "mcp": "summarize documents and answer questions about them for agents (MCP)",
     "pull": "fetch a model",
     "inspect": "show metadata, tensors and the memory plan of a model",
     "bench": "measure the speed of prompts and decode steps",

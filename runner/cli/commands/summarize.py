@@ -82,14 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of documents that are read at the same time (default: %(default)s)",
     )
-    _add_cache(parser)
+    add_cache_arguments(parser)
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
     common.add_vram_argument(parser)
     samplers.add_arguments(parser)
 
 
-def _add_cache(parser: argparse.ArgumentParser) -> None:
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of where answers and KV caches are stored."""
     parser.add_argument(
         "--cache-dir",
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns 3 if no document answers the question.
     """
     names = list(dict.fromkeys(arguments.files))
-    settings = _settings(arguments, min(arguments.workers, len(names)))
+    settings = settings_of(arguments, min(arguments.workers, len(names)))
     output = _Output(arguments, n_document=len(names))
     work = _Work(arguments, settings, names, output)
     n_done = n_failed = n_found = 0
@@ -150,7 +150,7 @@ def _gigabytes(text: str) -> int:
     return int(value * 1e9)
 
 
-def _settings(arguments: argparse.Namespace, n_session: int) -> Any:
+def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
     """The settings of the flags. Raises UsageError before anything is loaded."""
     from tamis.summary.plan import Settings
     from tamis.summary.prompts import Task
