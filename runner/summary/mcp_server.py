@@ -32,7 +32,7 @@ MAX_WORDS = 4000  # of an answer
 EVERY = 1.0  # seconds between reports of progress
 INSTRUCTIONS = (
     "Reads documents of any length with a local model: text, Markdown, HTML and PDF. The whole "
-    "document is read in every call, so ask for what you want to know instead of its contents. "
+    "document is read in every call, so ask your question instead of wanting its contents. "
     "Reading a long document for the first time takes minutes; asking about it again is faster."
 )
 
@@ -114,7 +114,7 @@ class Documents:
         return found
 
     def answer(self, path: str, task: Task, meter: Meter, stop: threading.Event) -> Summary:
-        """What a task asks about a document. meter: is told what is done; stop: ends the work.
+        """What a task asks about a document. meter: gets what is done; stop: ends the work.
 
         Raises ValueError, OSError, ImportError, MemoryError, RuntimeError; Stopped.
         """

@@ -164,7 +164,7 @@ def test_arguments_that_ask_nothing_are_refused(folder, name, arguments, expecte
     assert expected in result.content[0].text
 
 
-def test_an_error_is_told_and_the_next_call_is_answered(folder):
+def test_an_error_is_reported_and_the_next_call_is_answered(folder):
     Scribe.errors = [ContextError("100 tokens do not fit")]
     served = documents(folder)
     result = call(served, "ask_document", path="a.txt", question="When?")
