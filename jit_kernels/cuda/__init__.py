@@ -1,6 +1,6 @@
 """CUDA kernels: the ops of contract/ops, in files of the same names as cpu's."""
 
-# The ops that have kernels here: what is asked of a GPU before anything is compiled.
+# The ops with kernels here: checked before anything is compiled for a GPU.
 OPS = frozenset(
     [
         "add_positions", "attend", "attend_merge", "attend_pack", "attend_score_mod", "attend_sink",

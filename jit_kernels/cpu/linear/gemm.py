@@ -1,10 +1,10 @@
-"""Matrix products for many rows of activations: tiles over weights decoded once a call.
+"""Matrix products for many rows of activations: tiles over weights that are decoded once a call.
 
 Activations are packed once, in blocks of MR rows: K_BLOCK elements of all rows, then the next ones,
-since rows a power of two apart would take each other's places in a cache. A thread decodes a group
-of weight rows, K_BLOCK elements at a time, into panels and multiplies them with all blocks (Goto
-and van de Geijn 2008, doi 10.1145/1356052.1356053). An element's sum runs over k in order, whatever
-tile it falls in.
+since rows a power of two apart would conflict in a cache. A thread decodes a group of weight rows,
+K_BLOCK elements at a time, into panels and multiplies them with all blocks (Goto and van de Geijn
+2008, doi 10.1145/1356052.1356053). An element's sum runs over k in order, whatever tile it falls
+in.
 """
 
 from types import ModuleType
@@ -29,11 +29,11 @@ from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE
 from tamis.jit_kernels.cpu.linear.panel import DEPTH, K_BLOCK, NR, ROW, clear
 
 zero = np.float32(0)
-GROUP = 4  # panels of K_BLOCK that are multiplied with a block in turn
+GROUP = 4  # panels of K_BLOCK that are multiplied with a block one after another
 
 
 class Operands(NamedTuple):
-    """What a product reads and writes: addresses, and numbers of elements."""
+    """The operands of a product: addresses, and numbers of elements."""
 
     packed: int  # n_row rows of x as PACK_ROWS leaves them
     n_row: int
@@ -42,14 +42,14 @@ class Operands(NamedTuple):
     y: int
     n_in: int
     n_out: int
-    y_stride: int  # elements from a row of y to the next
+    y_stride: int  # elements from one row of y to the next
     add: int  # 1: adds to y
 
 
 def tiles_of(form: str) -> ModuleType:
-    """The arithmetic that a form of packed rows is for.
+    """The module of tiles for a form of packed rows.
 
-    Float weights keep all bits of the activations: whole numbers are for quantised ones.
+    Float weights need all bits of the activations: integers are for quantised ones.
     """
     if form == "bytes" and CPU.fused:
         return gemm_i8
@@ -69,7 +69,7 @@ def copy_part(source, source_stride, to, to_stride, n_row, n_col):
 
 @njit(error_model="numpy")
 def start_rows(y, stride, n_tok, n, bias, add):
-    """Set n columns of y to the bias or zero; add: keep what is there, plus the bias."""
+    """Set n columns of y to the bias or zero; add: keep the values, plus the bias."""
     if add != 0 and bias == 0:
         return
     for t in range(n_tok):
@@ -84,7 +84,7 @@ def start_rows(y, stride, n_tok, n, bias, add):
 def panels_of(type: str, tiles: ModuleType) -> Any:
     """The function that dequantizes elements k .. k + n of n_row rows of w from r on into panels.
 
-    decode_panels(a, r, n_row, k, n, rows, panels), a: Operands. It returns how many panels.
+    decode_panels(a, r, n_row, k, n, rows, panels), a: Operands. It returns the number of panels.
     """
     decode, row_bytes, pack_panel = decode_of(type), row_bytes_of(type), tiles.pack_panel
     size = tiles.PANEL
@@ -106,9 +106,9 @@ def panels_of(type: str, tiles: ModuleType) -> Any:
 
 
 def panels_of_strips(type: str, tiles: ModuleType) -> Any:
-    """The same of interleaved weights: r is a multiple of STRIP, n of 32, n_row of STRIP.
+    """The same function for interleaved weights: r is a multiple of STRIP, n of 32, n_row of STRIP.
 
-    The weights that follow are asked for, as they are wanted when these have been multiplied.
+    It prefetches the weights that are multiplied after these.
     """
     write, block, size = tiles.strip_writer(type), OF_TYPE[type].block, strip_block(type)
     panel_size, n_strip = tiles.PANEL, NR // STRIP
@@ -136,8 +136,8 @@ def panels_of_strips(type: str, tiles: ModuleType) -> Any:
 def gemm_of(type: str) -> Any:
     """The function that multiplies ranges of weight rows and of rows of x, for one ggml type.
 
-    gemm(a, columns, rows_of_x, scratch), a: Operands: y's columns first .. last - 1 and its rows
-    `rows_of_x`, a pair whose first is a multiple of the tiles' MR; scratch: PANEL_SCRATCH.
+    gemm(a, columns, rows_of_x, scratch), a: Operands: computes y's columns first .. last - 1 and
+    its rows `rows_of_x`, a pair whose first is a multiple of the tiles' MR; scratch: PANEL_SCRATCH.
     """
     tiles = tiles_of(packed_form(type))
     in_strips = STRIP_TYPES.get(type)
@@ -147,7 +147,7 @@ def gemm_of(type: str) -> Any:
     panel_size, run_size = tiles.PANEL, tiles.BLOCK * (K_BLOCK // DEPTH)
     group_size = K_BLOCK // DEPTH * panel_size
     assert GROUP * group_size + NR * ROW + 4 * MR * NR + 64 <= PANEL_SCRATCH
-    assert tiles.BLOCK <= 4 * DEPTH * MR  # packed_bytes counts on it
+    assert tiles.BLOCK <= 4 * DEPTH * MR  # packed_bytes relies on it
     assert MR <= PACKED_ROWS
 
     @njit(error_model="numpy")

@@ -29,12 +29,12 @@ from tamis.jit_kernels.cpu.linear.panel import (
 
 X_ROW = 4 * DEPTH
 BLOCK, PANEL = MR * X_ROW, DEPTH * WORD_ROW  # bytes
-IN_TURN = 1  # blocks that a panel is multiplied with in turn
+IN_TURN = 1  # blocks that a panel is multiplied with one after another
 
 
 @njit(error_model="numpy")
 def pack_row(x, n, blocks, slice_size, i, spare):
-    """Row i of the blocks of n floats, filled up with zeros."""
+    """Write row i of the blocks of n floats, padded with zeros."""
     for first in range(0, n, DEPTH):
         row = block_at(blocks, slice_size, first, BLOCK) + X_ROW * i
         at, rest = x + 4 * first, min(DEPTH, n - first)
@@ -49,14 +49,14 @@ def pack_row(x, n, blocks, slice_size, i, spare):
 
 @njit(error_model="numpy")
 def start_blocks(n_block, n_row, block):
-    """Zeros where n_row rows do not fill the blocks."""
+    """Write zeros where n_row rows do not fill the blocks."""
     if n_row < MR:
         clear(block, n_block * BLOCK)
 
 
 @njit(error_model="numpy")
 def pack_panel(rows, panel):
-    """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
+    """Write the panel of NR decoded rows, ROW bytes apart, which may be overwritten."""
     for k in range(0, DEPTH, LANES):
         transpose_words(rows + 4 * k, panel + WORD_ROW * k)
 
@@ -64,7 +64,7 @@ def pack_panel(rows, panel):
 def strip_writer(type: str) -> Any:
     """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
 
-    They are elements k .. k + DEPTH of a strip; spare: 2560 bytes.
+    It writes elements k .. k + DEPTH of a strip; spare: 2560 bytes.
     """
     decode = decoder_of(type)
 
@@ -78,7 +78,10 @@ def strip_writer(type: str) -> Any:
 
 
 def tiles_of(type: str | None) -> Any:
-    """The function add(panels, blocks, n, y, stride): MR rows of NR floats at y and n products."""
+    """The function add(panels, blocks, n, y, stride), which adds n products at y.
+
+    They are MR rows of NR floats.
+    """
 
     @njit(error_model="numpy")
     def add_tile(panel, block, y, stride):

@@ -1,14 +1,14 @@
 """Tiles of int16 for CPUs with VNNI, which multiply and add two pairs of them in a lane at once.
 
-DEPTH elements of a row share a scale: x = s * v with whole numbers of 14 bits, sign included, so
-that the int32 sum of DEPTH products cannot overflow. The error is at most a 16382nd of the largest
-of those elements, for activations as for weights.
+DEPTH elements of a row share a scale: x = s * v with integers of 14 bits, sign included, so that
+the int32 sum of DEPTH products cannot overflow. The error is at most a 16382nd of the largest of
+those elements, for activations as for weights.
 
-Weights in strips are whole numbers already, times a scale, plus a minimum where the type has them:
-these are exact, and a minimum is multiplied with the sum of a row's DEPTH elements.
+Weights in strips are integers already, times a scale, plus a minimum if the type has one: these are
+exact, and a minimum is multiplied with the sum of a row's DEPTH elements.
 
-A block is int16 [MR, DEPTH], then scales f32 [16], then sums f32 [16]; a panel int16
-[DEPTH / 2, NR, 2], then scales f32 [NR], then minima f32 [NR].
+A block is int16 [MR, DEPTH], then scales f32 [16], then sums f32 [16]; a panel int16 [DEPTH / 2,
+NR, 2], then scales f32 [NR], then minima f32 [NR].
 """
 
 from typing import Any
@@ -64,10 +64,10 @@ from tamis.jit_kernels.cpu.linear.panel import (
 )
 
 X_ROW, ROW_OF_STRIP = 2 * DEPTH, 4 * STRIP
-X_SCALES, X_SUMS = MR * X_ROW, MR * X_ROW + 64  # where a block's are
-SCALES, MINIMA = DEPTH // 2 * WORD_ROW, (DEPTH // 2 + 1) * WORD_ROW  # where a panel's are
+X_SCALES, X_SUMS = MR * X_ROW, MR * X_ROW + 64  # their offsets in a block
+SCALES, MINIMA = DEPTH // 2 * WORD_ROW, (DEPTH // 2 + 1) * WORD_ROW  # their offsets in a panel
 BLOCK, PANEL = X_SUMS + 64, MINIMA + WORD_ROW  # bytes
-IN_TURN = 1  # blocks that a panel is multiplied with in turn
+IN_TURN = 1  # blocks that a panel is multiplied with one after another
 LARGEST = np.float32(8191)
 assert DEPTH * 8191 * 8191 < 2**31
 ZERO, ONE, HALF, TINY = np.float32(0), np.float32(1), np.float32(0.5), np.float32(1e-30)
@@ -75,7 +75,10 @@ ZERO, ONE, HALF, TINY = np.float32(0), np.float32(1), np.float32(0.5), np.float3
 
 @njit(error_model="numpy")
 def shorten(x, to):
-    """Write DEPTH floats as whole numbers up to LARGEST; their scale, their sum. to may be x."""
+    """Write DEPTH floats as integers up to LARGEST; returns their scale and their sum.
+
+    to may be x.
+    """
     top = zero_f()
     for k in range(0, DEPTH, LANES):
         top = vmax(vabs(load_f(x + 4 * k)), top)
@@ -91,7 +94,7 @@ def shorten(x, to):
 
 @njit(error_model="numpy")
 def shorten_part(x, n, to):
-    """The same for n < DEPTH floats; zeros follow."""
+    """Do the same for n < DEPTH floats, padded with zeros."""
     clear(to, 2 * DEPTH)
     most = ZERO
     for k in range(n):
@@ -107,7 +110,7 @@ def shorten_part(x, n, to):
 
 @njit(error_model="numpy")
 def pack_row(x, n, blocks, slice_size, i, spare):
-    """Row i of the blocks of n floats, filled up with zeros."""
+    """Write row i of the blocks of n floats, padded with zeros."""
     for k in range(0, n, DEPTH):
         block, rest = block_at(blocks, slice_size, k, BLOCK), min(DEPTH, n - k)
         row, at = block + X_ROW * i, x + 4 * k
@@ -118,14 +121,14 @@ def pack_row(x, n, blocks, slice_size, i, spare):
 
 @njit(error_model="numpy")
 def start_blocks(n_block, n_row, block):
-    """Zeros where n_row rows do not fill the blocks."""
+    """Write zeros where n_row rows do not fill the blocks."""
     if n_row < MR:
         clear(block, n_block * BLOCK)
 
 
 @njit(error_model="numpy")
 def pack_panel(rows, panel):
-    """The panel of NR decoded rows, ROW bytes apart; they may be used up."""
+    """Write the panel of NR decoded rows, ROW bytes apart, which may be overwritten."""
     for i in range(NR):
         row = rows + ROW * i
         store_f32(panel + SCALES + 4 * i, shorten(row, row)[0])
@@ -136,8 +139,7 @@ def pack_panel(rows, panel):
 def strip_writer(type: str) -> Any:
     """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
 
-    They are elements k .. k + DEPTH of a strip, which are whole numbers as they are; spare: 2560
-    bytes.
+    It writes elements k .. k + DEPTH of a strip, whose values are integers; spare: 2560 bytes.
     """
     block, unit, _, values, scales, zero, signed = OF_TYPE[type]
     strip_size, minima, middle = STRIP * strip_block(type), zero is None, zero or 0
@@ -164,7 +166,7 @@ def strip_writer(type: str) -> Any:
 
     @njit(error_model="numpy")
     def write_rounded(strip, k, panel, first, spare):
-        """Two minima or scales of other forms in DEPTH elements: floats, as `shorten` has them."""
+        """Write elements with two minima or scales of other forms, rounded by `shorten`."""
         decode(strip, k, spare, spare + DEPTH * ROW_OF_STRIP)
         top = splat_f32x16(ZERO)
         for j in range(DEPTH):
@@ -184,7 +186,7 @@ def strip_writer(type: str) -> Any:
 
 
 def tiles_of(type: str | None) -> Any:
-    """The function add(panels, blocks, n, y, stride): MR rows of NR floats at y and n products.
+    """The function add(panels, blocks, n, y, stride): adds n products to MR rows of NR floats at y.
 
     type: of the strips that the panels are made of; None: of decoded rows.
     """

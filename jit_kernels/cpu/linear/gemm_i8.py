@@ -1,17 +1,17 @@
-"""Tiles of int8: weights in strips as the whole numbers they are, times activations of 8 bits.
+"""Tiles of int8: integer weights of strips, times activations of 8 bits.
 
-DEPTH elements of a row of activations share a scale, x = s * v with -127 <= v <= 127. Where one is
-much larger than what the row's other blocks have, its neighbours would lose their bits: up to
+DEPTH elements of a row of activations share a scale, x = s * v with -127 <= v <= 127. If one is
+much larger than the elements of the row's other blocks, its neighbours would lose their bits: up to
 OUTLIERS of DEPTH elements are left out (v = 0) and multiplied as floats, each with its column of
-weights. Which ones depends on the row alone, and a row's are added in the order of k, so a sum does
-not depend on the rows that are packed beside it.
+weights. The choice depends on the row alone, and a row's outliers are added in the order of k, so a
+sum does not depend on the rows that are packed beside it.
 
 A block is int8 [MR, DEPTH]; scales f32 [R], R: MR or a little more; sums s * v f32 [R]; sums of v
-int32 [3, R], of all, of the first and of the last sixteen; then how many channels have an outlier
-in some row, int32; which they are, int32 [SLOTS], ascending; their elements f32 [SLOTS, R], 0 in
-rows where they are none. A panel is bytes [DEPTH / 4, NR, 4], then scales f32 [NR], then minima f32
-[NR] or the scales of the second sixteen. Where a CPU multiplies matrices (I8MM), the bytes are
-[DEPTH / 8, NR, 8].
+int32 [3, R], of all, of the first and of the last sixteen; then the number of channels with an
+outlier in some row, int32; these channels, int32 [SLOTS], ascending; their elements f32 [SLOTS, R],
+0 in rows where they are not outliers. A panel is bytes [DEPTH / 4, NR, 4], then scales f32 [NR],
+then minima f32 [NR] or the scales of the second sixteen. If a CPU multiplies matrices (I8MM), the
+bytes are [DEPTH / 8, NR, 8].
 """
 
 from typing import Any
@@ -63,9 +63,10 @@ from tamis.jit_kernels.cpu.linear.panel import DEPTH, NR, NV, WORD_ROW, block_at
 
 # Sums of floats and of words fill the registers: 32 of 512 bits, 16 of 256.
 MR, R = (7, 8) if CPU.avx512 else (4, 4) if CPU.i8mm else (3, 4)
-OUTLIERS = 2  # most of a row's DEPTH elements
+OUTLIERS = 2  # most outliers among a row's DEPTH elements
 SLOTS = OUTLIERS * MR
-SHARE = np.float32(2)  # an outlier is larger than this times the mean of a row's blocks' largest
+# an outlier is larger than this times the mean of the blocks' largest elements
+SHARE = np.float32(2)
 SCALES = DEPTH * MR
 SUMS, WHOLE = SCALES + 4 * R, SCALES + 8 * R
 COUNT = WHOLE + 12 * R
@@ -74,7 +75,7 @@ VALUES = CHANNELS + 4 * SLOTS
 BLOCK = -(-(VALUES + 4 * R * SLOTS) // 64) * 64
 W_SCALES, W_MINIMA = DEPTH // 4 * WORD_ROW, (DEPTH // 4 + 1) * WORD_ROW
 PANEL = W_MINIMA + WORD_ROW
-IN_TURN = 4  # blocks that a panel is multiplied with while the first-level cache has it
+IN_TURN = 4  # blocks that a panel is multiplied with while it is in the first-level cache
 ZERO, LARGEST = np.float32(0), np.float32(127)
 
 
@@ -90,7 +91,7 @@ def largest_of(x):
 
 @njit(error_model="numpy")
 def add_outlier(block, channel, i, value):
-    """Note an element of row i that is left out of a block."""
+    """Store an element of row i that is left out of a block."""
     count, slot = load_i32(block + COUNT), 0
     while slot < count and load_i32(block + CHANNELS + 4 * slot) < channel:
         slot += 1
@@ -109,7 +110,7 @@ def add_outlier(block, channel, i, value):
 
 @njit(error_model="numpy")
 def without_outliers(x, top, limit, block, i, rest):
-    """Write DEPTH floats without those above the limit; the largest that is left."""
+    """Write DEPTH floats without those above the limit; returns the largest remaining one."""
     for k in range(0, DEPTH, LANES):
         store_f(rest + 4 * k, load_f(x + 4 * k))
     for _ in range(OUTLIERS):
@@ -161,7 +162,7 @@ def pack_row(x, n, blocks, slice_size, i, spare):
 
 @njit(error_model="numpy")
 def start_blocks(n_block, n_row, block):
-    """Blocks without outliers, and zeros where n_row rows do not fill them."""
+    """Write blocks without outliers, and zeros where n_row rows do not fill them."""
     for i in range(n_block):
         if n_row < MR:
             clear(block + BLOCK * i, BLOCK)
@@ -172,7 +173,7 @@ def start_blocks(n_block, n_row, block):
 def strip_writer(type: str) -> Any:
     """The function write(strip, k, panel, first, spare): STRIP of a panel's rows, from `first` on.
 
-    They are elements k .. k + DEPTH of a strip.
+    It writes elements k .. k + DEPTH of a strip.
     """
     block, unit, _, values, scales, zero, signed = OF_TYPE[type]
     strip_size, n_unit = STRIP * strip_block(type), DEPTH // unit
@@ -199,7 +200,7 @@ def strip_writer(type: str) -> Any:
 
 
 def tiles_of(type: str) -> Any:
-    """The function add(panels, blocks, n, y, stride): MR rows of NR floats at y and n products.
+    """The function add(panels, blocks, n, y, stride): adds n products to MR rows of NR floats at y.
 
     type: of the strips that the panels are made of.
     """

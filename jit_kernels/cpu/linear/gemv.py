@@ -1,17 +1,17 @@
 """Dot products of one row of weights with one row of activations, for every ggml type.
 
-Quantised weights meet activations as integers. A row of activations is stored as `planes`, 128
-bytes for 64 elements: a block of 32 is v * dx with whole numbers v = 128 * high + low of 15 bits,
-so that two products of bytes give the exact sum of u * v; its error is a 32000th of the block's
-largest element, far below that of a float16 KV cache. After the planes of all n elements come
-`pairs`, two f32 for every 16 elements, then two for every 32, as blocks with a scale of their own
-in the weights are long: dx, and the sum of v times dx, which is what a constant added to all
-weights of the block contributes. Then a byte for each 32: its mark, 1 where v has low bits.
+Quantised weights are multiplied with activations as integers. A row of activations is stored as
+`planes`, 128 bytes for 64 elements: a block of 32 is v * dx with integers v = 128 * high + low of
+15 bits, so that two products of bytes give the exact sum of u * v; its error is a 32000th of the
+block's largest element, far below that of a float16 KV cache. After the planes of all n elements
+come `pairs`, two f32 for every 16 elements, then two for every 32 (the sizes of blocks with a scale
+of their own in the weights): dx, and the sum of v times dx, which multiplies a constant added to
+all weights of the block. Then comes a byte for each 32: its mark, 1 if v has low bits.
 
 planes: high int8 [64]; low int8 [64].
 
-Where many rows share a step, only blocks of 32 that are larger than a limit keep all bits. Others
-have 8: v = 128 * high. Their low planes are zeros, which products may skip.
+If many rows share a step, only blocks of 32 that are larger than a limit keep all bits. Others have
+8: v = 128 * high. Their low planes are zeros, which products may skip.
 """
 
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ from tamis.jit_kernels.cpu.linear.codebook import CODED, four_lanes, spread_of, 
 from tamis.jit_kernels.cpu.linear.dequant import FP4_VALUES, IQ4_VALUES
 
 CHUNK, PLANES = 64, 128  # elements of a step and bytes of their planes
-AHEAD = 3072  # bytes that weights are asked for ahead of their use
+AHEAD = 3072  # bytes by which weights are prefetched ahead of their use
 FULL, SHORT = np.float32(127 * 128), np.float32(127)  # the largest v, and the largest high
 ALL_BITS = np.float32(-1)
 f32 = np.float32
@@ -104,7 +104,10 @@ f32 = np.float32
 # ---- activations ---------------------------------------------------------------------------------
 @njit(error_model="numpy")
 def split_block(x, high, limit, mark):
-    """Write the planes of 32 elements and their mark; dx and the sums of both halves times dx."""
+    """Write the planes of 32 elements and their mark.
+
+    Returns dx and the sums of both halves times dx.
+    """
     a, b, low = load_f32x16(x), load_f32x16(x + 64), high + CHUNK
     top = hmax(vmax(vabs(a), vabs(b)))
     keeps, half = top > limit, splat_i32x16(64)
@@ -126,7 +129,7 @@ def split_block(x, high, limit, mark):
 def write_planes(x, n, out, share, limit):
     """Write planes, pairs and marks of elements share[0] .. share[1] of n f32; multiples of 64.
 
-    limit: of the largest element of 32, up to which 8 bits are kept; ALL_BITS: they all are.
+    limit: blocks whose largest element is at most this keep 8 bits; ALL_BITS: all bits are kept.
     """
     sixteens = out + n // CHUNK * PLANES
     blocks = sixteens + n // 2
@@ -144,7 +147,7 @@ def write_planes(x, n, out, share, limit):
 # ---- one chunk -----------------------------------------------------------------------------------
 @njit
 def product(u, planes):
-    """Sums of u * v, in whole numbers, by lane of four; u: up to 127 unless CPU.mixed_bytes."""
+    """Integer sums of u * v, in lanes of four; u: up to 127 unless CPU.mixed_bytes."""
     high = dot_u8(zero_i32x16(), u, load_i8x64(planes))
     return to_f32(dot_u8(shift_left(high, 7), u, load_i8x64(planes + CHUNK)))
 
@@ -169,22 +172,22 @@ else:
 
 @njit
 def same(total):
-    """The lanes as they are."""
+    """The lanes, unchanged."""
     return total
 
 
 if CPU.mixed_bytes:
-    # High nibbles stay where they are, 16 times themselves; what they add up to is divided at last.
+    # High nibbles are not shifted, so that they count 16 times; their sums are divided at the end.
     split, split_of_two = nibbles_in_place, nibbles_of_two_in_place
 
     @njit
     def evened_fours(total):
-        """Lanes that hold sums over `split_of_two`, made sums over nibbles."""
+        """Sums over `split_of_two`, corrected to sums over nibbles."""
         return sixteenth_of_odd_runs(total, 4)
 
     @njit
     def evened_eights(total):
-        """Lanes that hold sums over `split`, made sums over nibbles."""
+        """Sums over `split`, corrected to sums over nibbles."""
         return sixteenth_of_odd_runs(total, 8)
 
 else:
@@ -193,24 +196,24 @@ else:
 
 # ---- types with blocks of 32 ---------------------------------------------------------------------
 class Blocks(NamedTuple):
-    """What a type with blocks of 32 puts into its dot product. All functions are compiled.
+    """The functions that define a type with blocks of 32 in its dot product. All are compiled.
 
-    Scales of blocks times the pairs of the activations are (d * dx, m * sum) of each; m is a
-    minimum of the weights, or d again where all weights share the offset `second`.
+    Scales of blocks times the pairs of the activations are (d * dx, m * sum) for each; m is a
+    minimum of the weights, or d again if all weights share the offset `second`.
     """
 
     size: int  # bytes of a block
     of_two: Any  # (row): d and m of two blocks, interleaved
     of_four: Any
     values: Any  # (row, planes): the sums of u * v of a chunk, in lanes of four
-    second: float | np.floating = 1.0  # what m * sum is multiplied by
-    even: Any = same  # what the lanes of all chunks' sums still need
+    second: float | np.floating = 1.0  # the factor of m * sum
+    even: Any = same  # the correction of the lanes after the sum over all chunks
 
 
 def pair_of_blocks(blocks: Blocks) -> Any:
     """The dot products of two rows of a type with blocks of 32: two chunks a step.
 
-    Two rows, because short rows would spend a third of their time on the sum of the lanes.
+    It takes two rows because short rows would spend a third of their time on the sum of the lanes.
     """
     size, of_two, of_four, values, _, even = blocks
     chunk_size, second = 2 * size, f32(blocks.second)
@@ -251,7 +254,7 @@ def pair_of_blocks(blocks: Blocks) -> Any:
 
 
 def halves_first(load: Any, size: int) -> tuple[Any, Any]:
-    """of_two and of_four where blocks of `size` bytes start with their float16 scales."""
+    """The functions of_two and of_four for blocks of `size` bytes that start with a scale."""
 
     @njit
     def of_two(row):
@@ -348,7 +351,7 @@ def words(x):
 def stacked(x):
     """32 bytes, then the same shifted right by one bit, as 16-bit lanes.
 
-    Bits move between neighbouring bytes, but not to bit 0 in three more shifts by two.
+    Bits move between neighbouring bytes, but do not reach bit 0 in three more shifts by two.
     """
     lanes = as_i16(x)
     return join(lanes, shift_right(lanes, 1))
@@ -356,7 +359,7 @@ def stacked(x):
 
 @njit
 def quarter(x, odd):
-    """32 bytes of four 2-bit fields as 16-bit lanes: field 2 * odd lowest, then the next one."""
+    """Two of the four 2-bit fields of 32 bytes, as 16-bit lanes: field 2 * odd, then the next."""
     lanes = as_i16(x)
     if odd:
         lanes = shift_right(lanes, 4)
@@ -388,7 +391,7 @@ def minima_k(p):
 
 @njit
 def scales_iq4_xs(highs, lows):
-    """Eight scales of 6 bits less 32: of each 4 bits in lows, 2 in highs, the first ones lowest."""
+    """Eight scales of 6 bits minus 32: 4 bits of each in lows, 2 in highs, lowest first."""
     low = (lows | lows << 16) & 0x0000FFFF0000FFFF
     low = (low | low << 8) & 0x00FF00FF00FF00FF
     low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
@@ -433,7 +436,7 @@ def dot_q4_k(row, n, planes):
 
 
 def dot_q5_k(row, n, planes):
-    """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit i for block i."""
+    """The dot product of Q5_K: as Q4_K, with 32 bytes of fifth bits; bit i is for block i."""
     total, rest, pairs = zero_f32x16(), zero_f32x8(), planes + 5 * n // 2
     for _ in range(n // 256):
         both = load_f32x16(pairs)
@@ -453,13 +456,13 @@ def dot_q5_k(row, n, planes):
 
 @njit
 def firsts(pairs):
-    """Dx of 16 blocks of 16."""
+    """The dx of 16 blocks of 16."""
     return join(even_lanes(load_f32x16(pairs)), even_lanes(load_f32x16(pairs + 64)))
 
 
 @njit
 def seconds(pairs):
-    """Sums of 16 blocks of 16."""
+    """The sums of 16 blocks of 16."""
     return join(odd_lanes(load_f32x16(pairs)), odd_lanes(load_f32x16(pairs + 64)))
 
 
@@ -532,21 +535,21 @@ def dot_q6_k(row, n, planes):
 # ---- types of codebook.py ------------------------------------------------------------------------
 @njit
 def eight_pairs(pairs):
-    """Dx and sums of 8 blocks of 32."""
+    """The dx and sums of 8 blocks of 32."""
     both = load_f32x16(pairs)
     return even_lanes(both), odd_lanes(both)
 
 
 @njit
 def four_pairs(pairs):
-    """Dx and sums of 4 blocks."""
+    """The dx and sums of 4 blocks."""
     both = load_f32x8(pairs)
     return even_lanes(both), odd_lanes(both)
 
 
 @njit
 def sixteen_pairs(pairs):
-    """Dx and sums of 16 blocks of 16."""
+    """The dx and sums of 16 blocks of 16."""
     return firsts(pairs), seconds(pairs)
 
 
@@ -554,7 +557,7 @@ PAIRS = {
     16: (sixteen_pairs, zero_f32x16),
     8: (eight_pairs, zero_f32x8),
     4: (four_pairs, zero_f32x4),
-}  # by the scales of a block
+}  # by the number of elements of a scale
 
 
 def dot_coded(type: str) -> Any:
@@ -563,7 +566,7 @@ def dot_coded(type: str) -> Any:
     block, size = GGMLType[type].block_size, GGMLType[type].type_size
     spread, chunks, n_scale = spread_of(run), block // CHUNK, block // run
     (pairs_of, none), pairs_bytes = PAIRS[n_scale], 8 * n_scale
-    per_element = 4 if run == 16 else 5  # halves of bytes before the pairs: see above
+    per_element = 4 if run == 16 else 5  # half-bytes before the pairs: see above
 
     @njit
     def plus(total, scales, row, planes, j):
@@ -579,7 +582,7 @@ def dot_coded(type: str) -> Any:
             prefetch(row + AHEAD)
             if size > 64:
                 prefetch(row + AHEAD + 64)
-            # By hand: LLVM takes lookups for too long to unroll a loop of them.
+            # Unrolled by hand: LLVM estimates lookups as too long to unroll a loop of them.
             total = plus(total, scales, row, planes, 0)
             if chunks > 1:
                 total = plus(total, scales, row, planes, 1)
@@ -592,7 +595,8 @@ def dot_coded(type: str) -> Any:
     return dot
 
 
-# ---- float types: the activations as they are ----------------------------------------------------
+# ---- float types: activations are not converted
+# ----------------------------------------------------
 def dot_floats(load: Any, size: int, load_one: Any) -> Any:
     """The dot product with a row of floats of `size` bytes; any n."""
 
@@ -633,12 +637,12 @@ BLOCKS_OF_256 = {
 
 
 def pair_of(dot: Any) -> Any:
-    """The dot products of two rows by that of one."""
+    """The dot products of two rows, given that of one."""
     one = njit(error_model="numpy")(dot)
 
     def pair(row, other, n, prepared):
         first = second = f32(0)
-        for _ in range(2):  # a loop, so that the compiler has one of them to optimise
+        for _ in range(2):  # a loop, so that the compiler optimises only one copy
             first, second = second, one(row, n, prepared)
             row = other
         return first, second

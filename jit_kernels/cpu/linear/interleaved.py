@@ -1,14 +1,14 @@
-"""Quantised weights in strips: the products of sixteen rows at a time, one row a lane.
+"""Quantised weights in strips: the products of sixteen rows at a time, one row per lane.
 
-A strip is sixteen rows of a matrix, cut into the blocks of their ggml type; what the rows' blocks
-hold is interleaved in the order in which vectors read it (repack.py writes it). So a scale is
-read for sixteen rows at once, sums need no addition across lanes, and each vector of weights is
-multiplied with as many rows of activations as there are. The arithmetic is that of gemv.py: whole
-numbers of weights times planes of activations, added up over the elements that share a scale.
+A strip is sixteen rows of a matrix, divided into the blocks of their ggml type; the rows' blocks
+are interleaved in the order in which vectors read them (repack.py writes them). So a scale is read
+for sixteen rows at once, sums need no addition across lanes, and each vector of weights is
+multiplied with all rows of activations. The arithmetic is that of gemv.py: integer weights times
+planes of activations, added up over the elements that share a scale.
 
-Of a block of 32: d f16 [16]; where the type has one, the minimum m f16 [16]; where it has fifth
-bits, a uint64 for each vector of values; then the values, bytes [32 / 4 / 2, 16, 4] of nibbles or
-[32 / 4, 16, 4]. Of a block of 256: see each type.
+A block of 32 has: d f16 [16]; if the type has one, the minimum m f16 [16]; if it has fifth bits, a
+uint64 for each vector of values; then the values, bytes [32 / 4 / 2, 16, 4] of nibbles or [32 / 4,
+16, 4]. For blocks of 256 see each type.
 """
 
 from typing import Any, NamedTuple
@@ -65,8 +65,8 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.linear.dequant import FP4_VALUES, IQ4_VALUES
 
 PLANES, CHUNK = 128, 64  # bytes and elements of a chunk of gemv's planes
-MARKS = 176  # bytes of planes and pairs of a chunk, after which marks are
-AHEAD = features.reads_ahead()[1]  # bytes that weights are asked for ahead of their use
+MARKS = 176  # bytes of planes and pairs of a chunk, before its marks
+AHEAD = features.reads_ahead()[1]  # bytes by which weights are prefetched ahead of their use
 f32 = np.float32
 HALVES = 2 * STRIP  # bytes of a float16 of each row
 VECTOR = 4 * STRIP  # bytes of a vector of values
@@ -78,14 +78,14 @@ class Strips(NamedTuple):
     block: int  # elements of a block
     unit: int
     most: int  # the largest |q|
-    values: Any  # (block, i): unit / 4 vectors of whole numbers q, see words.py
+    values: Any  # (block, i): unit / 4 vectors of integers q, see words.py
     scales: Any  # (block, i): d and m of sixteen rows; weights are d * q + m
-    zero: int | None  # m is -zero * d; None: it has bits of its own
+    zero: int | None  # m is -zero * d; None: it is stored
     signed: bool = False  # whether values are
 
 
 def around(zero: int, load: Any = load_f16x16) -> tuple[Any, int]:
-    """The scales of blocks of 32 that begin with d alone, as `load` reads it, and their zero."""
+    """The scales of blocks of 32 that begin with d alone, read by `load`, and their zero."""
     factor = f32(-zero)
 
     @njit
@@ -178,7 +178,7 @@ def bytes_to_f32(at):
 
 @njit
 def k_scales(block, i):
-    """D * scale and -dmin * minimum."""
+    """The scales d * scale and -dmin * minimum."""
     d, minimum = load_f16x16(block), load_f16x16(block + HALVES)
     minima = bytes_to_f32(block + K_MINIMA + STRIP * i)
     return d * bytes_to_f32(block + K_SCALES + STRIP * i), minimum * minima * splat_f32x16(f32(-1))
@@ -207,7 +207,7 @@ def pairs_at(at, i):
 
 @njit
 def q2_k_scales(block, i):
-    """D * scale and -dmin * minimum."""
+    """The scales d * scale and -dmin * minimum."""
     x = widen_unsigned(widen_unsigned(load_i8x16(block + TWO_SCALES + STRIP * i)))
     d = load_f16x16(block) * to_f32(x & splat_i32x16(15))
     return d, load_f16x16(block + HALVES) * to_f32(shift_right(x, 4)) * splat_f32x16(f32(-1))
@@ -221,12 +221,12 @@ def q2_k(block, i):
 
 @njit
 def signed_bytes(block, i):
-    """The scales after d of Q3_K, Q6_K and IQ4_XS, as whole numbers."""
+    """The scales after d of Q3_K, Q6_K and IQ4_XS, as integers."""
     return widen(widen(load_i8x16(block + SIGNED_SCALES + STRIP * i)))
 
 
 def around_signed(zero: int) -> tuple[Any, int]:
-    """The scales of blocks that begin with d and signed bytes, d times one each; their zero."""
+    """The scales of blocks that begin with d and signed bytes (d times each byte); their zero."""
     factor = f32(-zero)
 
     @njit
@@ -251,7 +251,7 @@ def iq4_xs(block, i):
 
 @njit
 def q6_k(block, i):
-    """The values of Q6_K: of 128 elements, each 32 have their own nibbles and pairs of bits."""
+    """The values of Q6_K: of 128 elements, each 32 have their own nibbles and 2-bit fields."""
     half, quarter, side = i // 8, i % 8 // 2, 4 * VECTOR * (i % 2)
     low = load_bytes(block + SIX_LOW + 16 * VECTOR * half + 8 * VECTOR * (quarter % 2) + side, 4)
     high = load_bytes(block + SIX_HIGH + 8 * VECTOR * half + side, 4)
@@ -306,7 +306,10 @@ def q2_0(block, i):
 
 @njit
 def iq1_s_scales(block, i):
-    """Of IQ1_S: d * |byte|, for values from 0 on, and what makes them -1, 0 and 1, and an 8th."""
+    """The scales of IQ1_S: d * |byte|, and the offset of its values, -1, 0 and 1 plus an eighth.
+
+    Stored values count from 0.
+    """
     signed = to_f32(signed_bytes(block, i))
     d, size = load_f16x16(block), vabs(signed)
     return d * size, d * (signed * splat_f32x16(f32(0.125)) - size)
@@ -323,7 +326,7 @@ def iq1_m(block, i):
 
 
 def iq2(unit: int) -> Any:
-    """The values of IQ2 types whose scales are for so many elements."""
+    """The values of IQ2 types whose scales cover `unit` elements."""
     signs = IQ2_SIGNS[unit]
     pairs = signs + 512
 
@@ -401,9 +404,10 @@ WIDE = 2 if CPU.avx512 else 1
 
 
 def of_strips(type: str) -> tuple[Any, Any]:
-    """Functions values(strip, apart, i) and scales(strip, apart, i) of WIDE strips, `apart` apart.
+    """The functions values(strip, apart, i) and scales(strip, apart, i) of WIDE strips.
 
-    As Strips has them of one; scales are rows of vectors, with what the products' OFFSET takes.
+    Strips are `apart` apart. The functions are like those of Strips for one; scales are rows of
+    vectors, with the correction for the products' OFFSET.
     """
     _, _, _, values, scales, _, signed = OF_TYPE[type]
     row_offset = f32(-OFFSET if signed else 0)
@@ -439,9 +443,9 @@ def of_strips(type: str) -> tuple[Any, Any]:
 def product_of(type: str, rows: int) -> Any:
     """The function add(strip, apart, n, x, y, bias, add): up to `rows` rows times WIDE strips.
 
-    strip, and how many bytes further the other is: 0 where there is none. n: a multiple of 64. x:
-    address, bytes apart and number of rows as pack.pack_rows leaves few of them. y: where sixteen
-    products of the first row go, bytes apart; bias: their sixteen, or 0.
+    apart: the offset of the second strip, 0 if there is none. n: a multiple of 64. x: address,
+    bytes apart and number of rows, as pack.pack_rows leaves few of them. y: the address of the
+    first row's sixteen products, bytes apart; bias: their sixteen, or 0.
     """
     block, unit, most, _, _, _, signed = OF_TYPE[type]
     values, scales = of_strips(type)
@@ -449,7 +453,7 @@ def product_of(type: str, rows: int) -> Any:
     dot, n_unit = dot_signed_planes if signed else dot_planes, block // unit
     unit_bytes = STRIP * size * unit // block
     per_element = 2 if unit == 16 else 5  # of pairs: see gemv.py
-    may_skip = rows > 1  # one row alone is bound by the memory
+    may_skip = rows > 1  # a single row is bound by memory
     half = 1 if unit == 16 else 2
 
     @njit(error_model="numpy")
@@ -460,7 +464,7 @@ def product_of(type: str, rows: int) -> Any:
         marks, k = MARKS * n // CHUNK, 0
         end = strip + n // block * STRIP * size
         for _ in range(0, n, block):
-            # Near its end, of the strip that comes after both.
+            # Near its end, prefetch the strip that comes after both.
             ahead = AHEAD if strip + AHEAD < end else AHEAD + apart
             for i in range(n_unit):
                 for line in range(0, unit_bytes, 64):
@@ -482,7 +486,7 @@ def product_of(type: str, rows: int) -> Any:
             sums = add_rows(sums, rows_at(bias, 0, rows, rows), y_apart)
         if add != 0:
             sums = add_rows(sums, y_rows, y_apart)
-        store_rows(y_rows, y_apart, sums)  # the same where rows, or strips, are twice in it
+        store_rows(y_rows, y_apart, sums)  # the same values again if rows, or strips, occur twice
 
     return product
 

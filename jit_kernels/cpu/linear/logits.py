@@ -1,4 +1,4 @@
-"""The largest logits, and the sum that makes probabilities of them."""
+"""The largest logits, and the sum that normalises their probabilities."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def largest(x, n):
 
 @njit(error_model="numpy")
 def exp_sum(x, n, top):
-    """The sum of exp(x - top) of n floats; NaN where one of them is."""
+    """The sum of exp(x - top) of n floats; NaN if one of them is."""
     sums, whole = zero_f(), n // LANES * LANES
     for i in range(0, whole, LANES):
         values = load_f(x + 4 * i)
@@ -51,7 +51,7 @@ def exp_sum(x, n, top):
 
 @njit(error_model="numpy")
 def worst_of(ids, values, n):
-    """Which of n kept ones goes first: the smallest, of equal ones that with the highest id."""
+    """The entry that is replaced first: the smallest, of equal ones that with the highest id."""
     at = 0
     for i in range(1, n):
         a, b = load_f32(values + 4 * i), load_f32(values + 4 * at)
@@ -62,7 +62,7 @@ def worst_of(ids, values, n):
 
 @njit(error_model="numpy")
 def keep(ids, values, n, j, x):
-    """Put entry j in the place of the worst; what the next one must be above."""
+    """Replace the worst entry by j; returns the value that the next one must exceed."""
     at = worst_of(ids, values, n)
     store_i32(ids + 4 * at, j)
     store_f32(values + 4 * at, x)
@@ -71,7 +71,7 @@ def keep(ids, values, n, j, x):
 
 @njit(error_model="numpy")
 def best_of(x, low, high, ids, values, n):
-    """Keep the n best of entries low .. high - 1; the rest of n are id -1."""
+    """Keep the n best of entries low .. high - 1; missing ones have id -1."""
     for i in range(n):
         store_i32(ids + 4 * i, -1)
         store_f32(values + 4 * i, NOTHING)
@@ -108,7 +108,7 @@ def logit_parts() -> Any:
 
 @njit(error_model="numpy")
 def next_best(ids, values, n, last_id, last):
-    """The best of n that comes after (last, last_id), by falling value and rising id; -1: none."""
+    """The best entry after (last, last_id), by falling value and rising id; -1: none."""
     at = -1
     for i in range(n):
         j, x = load_i32(ids + 4 * i), load_f32(values + 4 * i)
@@ -120,7 +120,7 @@ def next_best(ids, values, n, last_id, last):
 
 
 def logit_best() -> Any:
-    """Kernel of LOGIT_BEST: one thread takes the best of the parts one by one."""
+    """Kernel of LOGIT_BEST: one thread selects the best of the parts one by one."""
 
     def kernel(tid, n_thread, a):
         if tid == 0:

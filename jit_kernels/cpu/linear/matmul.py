@@ -1,7 +1,7 @@
 """Matrix products with weights in their ggml encoding.
 
-Few rows of activations: each row of weights is read once and multiplied as it lies (gemv.py).
-Many: weights are decoded to panels and multiplied in tiles (gemm.py).
+For few rows of activations each row of weights is read once and multiplied without unpacking
+(gemv.py). For many rows, weights are decoded to panels and multiplied in tiles (gemm.py).
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ from tamis.jit_kernels.cpu.linear.interleaved import OF_TYPE, WIDE, product_of
 from tamis.jit_kernels.cpu.linear.pack import scratch_of
 from tamis.jit_kernels.cpu.linear.panel import NR, share_of
 
-ROWS = 4  # of x that a strip is multiplied with at once
+ROWS = 4  # rows of x that a strip is multiplied with at once
 
 
 @njit(error_model="numpy")
 def parts_of(n_unit, n_thread, n_tok):
-    """In how many parts of rows of x to cut a product, so that threads get even shares.
+    """The number of parts of the rows of x of a product, such that threads get even shares.
 
-    Weights are decoded for each part anew, a tenth of the work of a few hundred rows.
+    Weights are decoded again for each part, a tenth of the work of a few hundred rows.
     """
     best, least = 1, n_unit * n_thread * 16
     for n in (1, 2, 4):
@@ -44,7 +44,7 @@ def parts_of(n_unit, n_thread, n_tok):
 
 @njit(error_model="numpy")
 def store_sum(at, value, bias_at, bias, add):
-    """Write one sum, with its bias where there is one, over or onto what is there."""
+    """Write one sum, with its bias if there is one, over or onto the present value."""
     if bias != 0:
         value += load_f32(bias_at)
     if add != 0:
@@ -92,7 +92,8 @@ def few_of_pairs(type: str) -> tuple[int, Any]:
     def few(a, units, spare):
         size = row_bytes(a.n_in)
         for r in range(2 * units[0], 2 * units[1], 2):
-            row, next = a.w + size * r, min(r + 1, a.n_out - 1)  # the last may have no other row
+            # the last one may have no second row
+            row, next = a.w + size * r, min(r + 1, a.n_out - 1)
             for t in range(a.n_row):
                 to = a.y + 4 * a.y_stride * t
                 sums = pair(row, a.w + size * next, a.n_in, a.packed + 8 * a.n_in * t, spare)
@@ -104,7 +105,7 @@ def few_of_pairs(type: str) -> tuple[int, Any]:
 
 
 def few_of_strips(type: str) -> tuple[int, Any]:
-    """The same of interleaved weights, WIDE strips of which are a unit."""
+    """The same for interleaved weights; a unit is WIDE strips."""
     one, several = product_of(type, 1), product_of(type, ROWS)
     block, size, wide = OF_TYPE[type].block, strip_block(type), WIDE
 

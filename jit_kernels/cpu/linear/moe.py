@@ -1,4 +1,4 @@
-"""Routing of a mixture of experts and the sum of what the chosen ones give."""
+"""Routing of a mixture of experts and the sum of the chosen experts' outputs."""
 
 from typing import Any
 
@@ -33,11 +33,11 @@ def root_softplus(x):
 
 @njit(error_model="numpy")
 def itself(x):
-    """The argument."""
+    """The argument, unchanged."""
     return x
 
 
-# Of a logit less the largest, before all are divided by their total: see MOE_ROUTE.
+# The function of a logit minus the largest, before division by the total: see MOE_ROUTE.
 SCORES: dict[str, Any] = {
     "softmax": exponential,
     "sigmoid": sigmoid,
@@ -48,7 +48,7 @@ SCORES: dict[str, Any] = {
 
 @njit(error_model="numpy")
 def drop_groups(keys, n_expert, n_group, n_group_used):
-    """Make the keys of all but the n_group_used best groups the lowest there are."""
+    """Set the keys of all but the n_group_used best groups to the lowest value."""
     n = n_expert // n_group
     lowest = np.float32(-np.inf)
     for _ in range(n_group - n_group_used):
@@ -59,7 +59,7 @@ def drop_groups(keys, n_expert, n_group, n_group_used):
                 key = load_f32(keys + 4 * e)
                 second = max(second, min(first, key))
                 first = max(first, key)
-            # A dropped one has no key left; of equal ones the last goes.
+            # A dropped group has no key left; of equal ones the last is dropped.
             if first > lowest and (worst < 0 or first + second < least):
                 worst, least = g, first + second
         for e in range(n * worst, n * worst + n):

@@ -1,9 +1,9 @@
 """Products of rows with their experts' matrices; a slot is a (token, expert) pair.
 
-Slots are put in the order of their experts by counting. An expert's rows, EXPERT_ROWS at a time,
-are gathered where they are packed, multiplied as one matrix, and their sums scattered. Few tokens:
-each chosen expert's weights are read once, as they lie. Many: weights are decoded once for the
-rows, by tiles as in gemm.py; no rows are added to fill up an expert.
+Slots are sorted by expert by counting. An expert's rows, EXPERT_ROWS at a time, are gathered while
+they are packed, multiplied as one matrix, and their sums are scattered. For few tokens each chosen
+expert's weights are read once, without unpacking. For many, weights are decoded once for the rows,
+by tiles as in gemm.py; experts are not padded with rows.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ from tamis.jit_kernels.cpu.linear.matmul import few_of_pairs, few_of_strips
 from tamis.jit_kernels.cpu.linear.pack import pack_gathered, pack_row, scratch_of
 from tamis.jit_kernels.cpu.linear.panel import NR
 
-COLUMNS = GROUP * NR  # of an expert that are multiplied at a time
-DECODING = 16  # what an expert's weights cost before they meet a row, in rows
+COLUMNS = GROUP * NR  # columns of an expert that are multiplied at a time
+DECODING = 16  # the cost of decoding an expert's weights, in rows
 assert 4 * EXPERT_ROWS * COLUMNS <= EXPERT_TILE
 
 bytes_of_thread, bytes_of_rows = njit(expert_scratch), njit(packed_bytes)
@@ -39,7 +39,10 @@ bytes_of_thread, bytes_of_rows = njit(expert_scratch), njit(packed_bytes)
 
 @njit(error_model="numpy")
 def sort_slots(ids, n_slot, n_expert, ends, order):
-    """Slots in the order of their experts: int32 [n_slot]; where each expert's end: [n_expert]."""
+    """Sort slots by expert: order int32 [n_slot].
+
+    Ends [n_expert]: the end of each expert's slots.
+    """
     for e in range(n_expert + 1):
         store_i32(ends + 4 * e, 0)
     for slot in range(n_slot):
@@ -48,7 +51,7 @@ def sort_slots(ids, n_slot, n_expert, ends, order):
     for e in range(n_expert):
         store_i32(ends + 4 * (e + 1), load_i32(ends + 4 * (e + 1)) + load_i32(ends + 4 * e))
     for slot in range(n_slot):
-        at = ends + 4 * load_i32(ids + 4 * slot)  # where its expert's next one goes
+        at = ends + 4 * load_i32(ids + 4 * slot)  # the position of its expert's next one
         place = load_i32(at)
         store_i32(order + 4 * place, slot)
         store_i32(at, place + 1)
@@ -119,9 +122,9 @@ def moe_matmul(type: str) -> Any:
 
     @njit(error_model="numpy")
     def sweep(a, is_many, begin, end, held, parts):
-        """Multiply what lies in begin .. end of all the work; return which rows are packed.
+        """Multiply the work in begin .. end; returns which rows are packed.
 
-        held: the first of their slots; of one row alone, which experts may share, -2 - the row.
+        held: the first of their slots; for a single row, which experts may share, -2 - the row.
         """
         order, ends, packed, tile, mine = parts
         most, at, first_slot = EXPERT_ROWS if is_many else FEW_ROWS, 0, 0
@@ -131,7 +134,7 @@ def moe_matmul(type: str) -> Any:
             for slot in range(first_slot, last_slot, most):
                 n_row = min(most, last_slot - slot)
                 cost = DECODING + n_row
-                # A unit is of the range that it begins in.
+                # A unit belongs to the range in which it begins.
                 first = min(n_unit, max(0, (begin - at + cost - 1) // cost))
                 last = min(n_unit, max(0, (end - at + cost - 1) // cost))
                 at += n_unit * cost

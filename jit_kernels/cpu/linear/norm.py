@@ -1,4 +1,4 @@
-"""Norms of rows: by their root mean square, or by mean and variance."""
+"""Norms of rows: RMS norm and LayerNorm."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def scale_of(row, n, eps):
 
 @njit(error_model="numpy")
 def normalise(row, w, out, n, eps, add):
-    """Write n floats of row / rms(row) * w over, or onto, what is at out; row may be out."""
+    """Write n floats of row / rms(row) * w over, or onto, the values at out; row may be out."""
     scale, whole = scale_of(row, n, eps), n // LANES * LANES
     scales = splat_f(scale)
     for i in range(0, whole, LANES):

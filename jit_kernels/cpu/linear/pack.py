@@ -1,4 +1,4 @@
-"""Rows made ready for matrix products: normed or gated where asked, then in the products' form.
+"""Rows prepared for matrix products: normed or gated if asked, then in the products' form.
 
 Few rows become their floats and, for quantised weights, the planes of gemv.py after them; many
 become the blocks of the tiles in gemm.py.
@@ -25,7 +25,7 @@ SHARE = np.float32(3)  # see limit_of; 2 marks twice the blocks for a sixth of t
 
 @njit(error_model="numpy")
 def limit_of(x, n):
-    """What the largest of 32 elements exceeds in blocks that keep all bits where others keep 8."""
+    """The limit above which blocks keep all bits, for the largest of their 32 elements."""
     total = np.float32(0)
     for k in range(0, n, DEPTH):
         total += largest_of(x + 4 * k)
@@ -34,7 +34,7 @@ def limit_of(x, n):
 
 @njit
 def copied(x, other, scale):
-    """Elements as they are."""
+    """The elements, unchanged."""
     return x
 
 
@@ -79,7 +79,7 @@ def writer_of(source: str) -> Any:
 
 
 def pack_row(form: str) -> Any:
-    """The function pack(x, n, to): one row as pack_rows leaves each of few."""
+    """The function pack(x, n, to): one row in the form of pack_rows for few rows."""
     write, quantised = writer_of("rows"), form != "float"
 
     @njit(error_model="numpy")
@@ -93,10 +93,10 @@ def pack_row(form: str) -> Any:
 
 
 def pack_gathered(form: str) -> Any:
-    """The function pack(x, n, rows, n_row, to, spare): rows of x that lie anywhere, as blocks.
+    """The function pack(x, n, rows, n_row, to, spare): scattered rows of x as blocks.
 
-    rows: the address of int32 [n_row], and what they are divided by: row i of the blocks is row
-    list[i] // divisor of x. spare: n / 8 + 128 bytes.
+    rows: the address of int32 [n_row], and a divisor: row i of the blocks is row list[i] // divisor
+    of x. spare: n / 8 + 128 bytes.
     """
     tiles = tiles_of(form)
     pack_in_blocks, start_blocks, MR = tiles.pack_row, tiles.start_blocks, tiles.MR
@@ -146,7 +146,7 @@ def pack_rows(form: str, source: str) -> Any:
 
     @njit(error_model="numpy")
     def pack_block(a, x, other, n_row, block, slice_size, scratch):
-        """Pack rows of x; `other` has rows as far apart, or one for all."""
+        """Pack rows of x; `other` has rows at the same distance, or one row for all."""
         n, eps = a.n, a.eps
         floats, spare, apart = scratch, scratch + 4 * n, 4 * n if other_rows else 0
         for k in range(0, n, K_BLOCK):
@@ -166,7 +166,7 @@ def pack_rows(form: str, source: str) -> Any:
         other = a.other + apart * load_i64(a.step + STEP.row)
         if n_tok <= FEW_ROWS:
             is_short = may_shorten and 0 < load_i64(a.step + STEP.exact_rows) < n_tok
-            # Where a limit is of a whole row, threads share the rows.
+            # If a limit covers a whole row, threads share the rows.
             share = (0, a.n) if is_short else share_of(tid, n_thread, a.n, CHUNK)
             first, apart_in_turn = (tid, n_thread) if is_short else (0, 1)
             for t in range(first, n_tok, apart_in_turn):

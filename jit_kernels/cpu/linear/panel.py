@@ -33,7 +33,7 @@ def block_at(blocks, slice_size, k, size):
 
 @njit(error_model="numpy")
 def transpose_words(rows, panel):
-    """Turn LANES words of 32 bits of NR rows, ROW bytes apart, into LANES words of each."""
+    """Transpose LANES 32-bit words of NR rows, ROW bytes apart, to LANES words of each."""
     for first in range(0, NR, LANES):
         column = load_column(rows + ROW * first, ROW, LANES)
         store_grid(panel + 4 * first, WORD_ROW, transposed(column))

@@ -1,4 +1,4 @@
-"""Rows of quantised weights written as strips: see strips.py for what lies where."""
+"""Rows of quantised weights written as strips: see strips.py for the layout."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ from tamis.jit_kernels.cpu.linear.panel import share_of
 
 @njit(error_model="numpy")
 def put_halves(block, apart, to):
-    """A float16 of each row."""
+    """Interleave a float16 of each row."""
     for r in range(STRIP):
         store_i16(to + 2 * r, load_u16(block + apart * r))
 
@@ -227,7 +227,7 @@ def put_q6_k(block, apart, to):
 
 # ---- types of codebook.py ------------------------------------------------------------------------
 def put_sub_scales(of_row: Any, n: int) -> Any:
-    """The function put(block, apart, to): n bytes of each row, of_row(block, i), after the d."""
+    """The function put(block, apart, to): n bytes of each row, of_row(block, i), after d."""
 
     @njit(error_model="numpy")
     def put(block, apart, to):
@@ -246,7 +246,7 @@ def odd(n):
 
 @njit
 def sub_iq1_s(block, i):
-    """Of IQ1_S: negative where an eighth is taken away."""
+    """The scale byte of IQ1_S: negative if an eighth is subtracted."""
     word = load_u16(block + 34 + 2 * i)
     size = odd(word >> 12 & 7)
     return -size if word >> 15 else size
@@ -254,24 +254,24 @@ def sub_iq1_s(block, i):
 
 @njit
 def sub_iq1_m(block, i):
-    """Of IQ1_M."""
+    """The scale byte of IQ1_M."""
     return odd(load_u16(block + 48 + 2 * (i // 4)) >> (3 * (i % 4)) & 7)
 
 
 @njit
 def sub_iq2_xxs(block, i):
-    """Of IQ2_XXS."""
+    """The scale byte of IQ2_XXS."""
     return odd(load_u32(block + 6 + 8 * i) >> 28)
 
 
 @njit
 def sub_iq3_xxs(block, i):
-    """Of IQ3_XXS."""
+    """The scale byte of IQ3_XXS."""
     return odd(load_u32(block + 66 + 4 * i) >> 28)
 
 
 def sub_nibbles(at: int) -> Any:
-    """Of a type with nibbles at `at`."""
+    """The scale byte of a type with nibbles at `at`."""
 
     @njit
     def of_row(block, i):
@@ -300,7 +300,7 @@ def three_levels(x):
 
 @njit(error_model="numpy")
 def put_signs(x, to, r):
-    """Signs of 64 elements of row r: of each four a nibble of the uint64 of their vector."""
+    """Write the signs of 64 elements of row r: a nibble for each four of a vector's uint64."""
     bits = sign_bits(x)
     for t in range(16):
         at, nibble = to + 8 * t + r // 2, bits >> (4 * t) & 15
@@ -398,7 +398,7 @@ def put_scattered_half(block, apart, to):
 
 @njit(error_model="numpy")
 def put_nudges(block, apart, to):
-    """Which of each 8 elements of IQ1_M an eighth is taken away from: bit r is row r's."""
+    """Write the signs of eighths of each 8 elements of IQ1_M: bit r is row r's."""
     for i in range(32):
         bits = 0
         for r in range(STRIP):
@@ -418,7 +418,7 @@ def half_at(at: int) -> Any:
 
 
 def in_turn(first: Any, *others: Any) -> Any:
-    """The function put(block, apart, to) that calls several."""
+    """The function put(block, apart, to) that calls several ones."""
     if not others:
         return first
     rest = in_turn(*others)

@@ -20,7 +20,10 @@ def sigmoid(x):
 
 @njit(error_model="numpy")
 def divide_by_sums(comb, n, first, each, eps):
-    """Divide n lines of n numbers by their sums + eps; they begin `first`, go on `each` apart."""
+    """Divide n lines of n numbers by their sums + eps.
+
+    Lines begin `first` apart, numbers `each` apart.
+    """
     for line in range(n):
         at, total = comb + 4 * first * line, ZERO
         for i in range(n):

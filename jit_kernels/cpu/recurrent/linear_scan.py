@@ -1,7 +1,7 @@
 """Linear attention over a state of head_k rows: threads share its independent columns.
 
-Of several tokens, a vector of columns is copied to the stack for all of them: in the state its rows
-lie a power of two apart and take each other's places in the first-level cache.
+For several tokens, a vector of columns is copied to the stack: in the state its rows are a power of
+two apart and conflict in the first-level cache.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 
 WIDTH = 4 * LANES  # bytes of a vector
 COPIED = 4  # tokens from which copying pays
-ROWS = 4  # rows of the state that a pass adds to sums of their own: one sum alone would wait
+ROWS = 4  # rows of the state that a pass adds to separate sums: a single sum would wait
 
 
 @njit
@@ -41,7 +41,7 @@ def _fma_one(x, y, z):
     return x * y + z
 
 
-# A column at a time, for what is left beside whole vectors; and a vector of columns.
+# One column at a time, for the remainder of whole vectors; and a vector of columns.
 ONE = (load_f32, store_f32, load_f32, _splat_one, _zero_one, _fma_one)
 VECTOR = (load_f, store_f, broadcast_f, splat_f, zero_f, fma)
 

@@ -1,4 +1,4 @@
-"""Means of the keys of neighbouring positions, weighed by gates."""
+"""Means of the keys of neighbouring positions, weighted by gates."""
 
 from typing import Any
 

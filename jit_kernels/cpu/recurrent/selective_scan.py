@@ -1,4 +1,4 @@
-"""The selective scan of Mamba: a few numbers of state a channel."""
+"""The selective scan of Mamba: a few state numbers per channel."""
 
 from typing import Any
 

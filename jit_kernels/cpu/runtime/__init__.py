@@ -1,1 +1,1 @@
-"""Runtime."""
+"""The CPU runtime: compiler, thread team and roofline kernels."""

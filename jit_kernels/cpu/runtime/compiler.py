@@ -73,7 +73,7 @@ def _private(module: Any, symbol: str, native: str) -> None:
     own = [f for f in module.functions if not f.is_declaration and f.name != symbol]
     own += [v for v in module.global_variables if not v.is_declaration]
     for i, value in enumerate(own):
-        # Numba's names count what this process compiled before: object code is not to depend on it.
+        # Numba's names count what this process compiled before; object code must not depend on it.
         value.linkage, value.name = "internal", f"own.{i}"
 
 
@@ -105,9 +105,10 @@ def optimised(spec: KernelSpec, machine: Any) -> Any:
 
 
 def retargeted(text: str, machine: Any) -> Any:
-    """The module of LLVM IR that Numba made for this machine, as one for the target `machine`.
+    """A module of LLVM IR that Numba made for this machine, retargeted to `machine`.
 
-    Nothing else in it is this machine's: its types, calls and layouts of records are alike on both.
+    Nothing else in it is specific to this machine: types, calls and record layouts are the same on
+    both.
     """
     head = f'target triple = "{machine.triple}"\ntarget datalayout = "{machine.target_data}"\n'
     return llvm.parse_assembly(head + _HEADER.sub("", text))
@@ -129,11 +130,11 @@ def target_machine() -> Any:
 
 
 def share_functions() -> None:
-    """Have `njit` give one dispatcher to functions that are made alike; for compile workers.
+    """Make `njit` return one dispatcher for equal functions; for compile workers.
 
     A kernel's builder makes its functions anew for each value of its constants. Those of the same
     code over the same values are typed and lowered once a process. Kernel modules import `njit` by
-    name: this comes before them.
+    name: this must be called before.
     """
     shared, njit_anew = dict[Any, Any](), numba.njit
 
@@ -151,9 +152,9 @@ def share_functions() -> None:
 
 
 def _made_of(function: Any) -> Any:
-    """What a function is made of, as a key: its code and what it closes over; None: not known.
+    """A key of a function's code and of the values it closes over; None: unknown.
 
-    Types are part of it: 1, 1.0 and True are one key, and three constants.
+    Types are part of it: 1, 1.0 and True are equal as keys, but are three constants.
     """
 
     def key(value: Any) -> Any:
@@ -165,7 +166,7 @@ def _made_of(function: Any) -> Any:
 
     try:
         cells = tuple(key(cell.cell_contents) for cell in function.__closure__ or ())
-        # Equal code of two modules may name other globals.
+        # Equal code of two modules may refer to other globals.
         return function.__code__, id(function.__globals__), key(function.__defaults__), cells
     except (TypeError, ValueError):
         return None
@@ -183,7 +184,7 @@ def take_only_ir() -> None:
 
     def executable(_context: Any, library: Any, fndesc: Any, env: Any) -> Any:
         library._ensure_finalized()  # links the functions that this one calls
-        # Numba tells functions apart by this object; its address is never called.
+        # Numba identifies functions by this object; its address is never called.
         return make_function(fndesc.lookup_module(), fndesc.qualname, "", 1, env, (library,))
 
     def options(self: Any, flags: Any, given: Any) -> None:

@@ -1,8 +1,8 @@
-"""The thread team: walk a tape of kernels together, with a barrier where the tape asks for one.
+"""The thread team: runs a tape of kernels together, with a barrier where the tape asks for one.
 
 A waiting thread spins for a bounded time and then sleeps (by futex), so a core taken by another
-program costs no more than that core, and an idle team costs nothing. Where spinning keeps failing,
-because two threads share a core and each spins in the other's way, most waits sleep at once.
+program costs no more than that core, and an idle team costs nothing. If spinning keeps failing,
+because two threads share a core and hinder each other, most waits sleep at once.
 """
 
 from typing import Any
@@ -27,14 +27,15 @@ EVERYONE = 1 << 30
 LOW_32 = 0xFFFFFFFF
 BRIEF = 2_000  # cycles of a spin that is not expected to succeed
 LAST, SPUN, SLEPT = 0, 1, 2  # how a thread came through a barrier
-FAILURES, MAX_SKIP = 3, 63  # failed spins in a row before some are skipped; most that are
+# failed spins in a row before spins are skipped; the most that are skipped
+FAILURES, MAX_SKIP = 3, 63
 
 
 @njit(error_model="numpy")
 def wait_while_equal(word, value, sleepers, spin):
     """Return when the int64 at `word` differs from value: spin for `spin` cycles, then sleep.
 
-    SPUN or SLEPT.
+    Returns SPUN or SLEPT.
     """
     start, how = cycles(), SPUN
     while atomic_load(word) == value:
@@ -49,7 +50,7 @@ def wait_while_equal(word, value, sleepers, spin):
 
 @njit(error_model="numpy")
 def advance(word, sleepers):
-    """Add one to the int64 at `word` and wake who sleeps on it."""
+    """Add one to the int64 at `word` and wake its sleepers."""
     atomic_add(word, 1)
     if atomic_load(sleepers) > 0:
         sleep_or_wake(word, WAKE_PRIVATE, EVERYONE)
@@ -57,7 +58,7 @@ def advance(word, sleepers):
 
 @njit(error_model="numpy")
 def barrier(team, n_thread, spin):
-    """Wait until all threads of the team have come here; LAST, SPUN or SLEPT."""
+    """Wait until all threads of the team have arrived; returns LAST, SPUN or SLEPT."""
     if n_thread == 1:
         return LAST
     generation = atomic_load(team + TEAM.generation)

@@ -1,7 +1,7 @@
-"""AUDIT_HEADS: dense attention of the same queries, and how far a method's output is from it.
+"""AUDIT_HEADS: dense attention of the same queries, and the distance of a method's output from it.
 
 A check, not a hot path: three passes over the keys' logits in plain loops, one over the values.
-MASS_BRACKET: between which numbers the mass that is left out lies, by coded keys.
+MASS_BRACKET: bounds of the omitted mass, by coded keys.
 """
 
 import math
@@ -39,7 +39,7 @@ HALF = 128  # of the numbers of a byte
 
 @njit(error_model="numpy")
 def weigh(logits, weights, n, top):
-    """Write exp(logit - top) of n positions; writes up to the end of the last vector."""
+    """Write exp(logit - top) of n positions, up to the end of the last vector."""
     for i in range(n, (n + LANES - 1) // LANES * LANES):
         store_f32(logits + 4 * i, LOWEST)
     for i in range(0, n, LANES):
@@ -94,7 +94,7 @@ def best(logits, weights, marks, n, k):
         elif order == bar:
             tie_weight = np.float64(load_f32(weights + 4 * i))
             kept_ties += is_kept
-    # The bar may be lower than the k-th best: then nothing is equal to it, and above is k.
+    # The threshold may be below the k-th best: then nothing equals it, and `above` is k.
     return total + (k - above) * tie_weight, hits + min(k - above, kept_ties)
 
 
@@ -209,7 +209,7 @@ def mass_bracket(head_dim: int) -> Any:
 
     @njit(error_model="numpy")
     def product(query, codes):
-        """The product with a key's codes, less what is added to them."""
+        """The product with a key's codes, minus the offset of these."""
         total = ZERO
         for d in range(0, head_dim, 4):
             word = load_i32(codes + KEYS * d)

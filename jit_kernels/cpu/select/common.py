@@ -218,20 +218,20 @@ def score_codes(head_dim: int, heads: int, group: int) -> Any:
     return kernel
 
 
-LEAST = -0x80000000  # below what `ordered` gives for any score
+LEAST = -0x80000000  # below `ordered` of any score
 
 
 @njit
 def ordered(score):
-    """An int32 key whose order is that of the floats; +0 and -0 give the same."""
+    """An int32 key that orders like the floats; +0 and -0 give the same key."""
     bits = f32_bits(score)
-    sign = bits >> 31  # without a branch: signs come in no order that a CPU could guess
+    sign = bits >> 31  # without a branch: signs are unpredictable
     return ((bits & 0x7FFFFFFF) ^ -sign) + sign
 
 
 @njit
 def _in_order(x):
-    """As `ordered`, of a vector."""
+    """The keys of `ordered` for a vector."""
     bits = as_i32(x)
     sign = shift_right_signed(bits, 31)  # -1 where negative: there size becomes -size
     return ((bits & splat_i32x16(0x7FFFFFFF)) ^ sign) - sign
@@ -266,7 +266,7 @@ def bound_of(scores, low, high, k, most):
     """A score key that k to `most` of entries low .. high - 1 reach; more only with ties."""
     whole = high - (high - low) % 16
     found, above = _range_of(scores, low, high)
-    while found < above:  # k entries reach found, fewer reach above + 1
+    while found < above:  # at least k entries reach found, fewer reach above + 1
         candidate = (found + above + 1) >> 1
         bar = splat_i32x16(candidate)
         count = 0
@@ -292,7 +292,7 @@ def keep_best(scores, items, n, k, out):
         ties -= ordered(load_f32(scores + 4 * i)) > bar
     count = 0
     for i in range(n):
-        # Written always, counted where kept: no branch that a CPU would guess wrong.
+        # Written always, counted if kept: no mispredicted branches.
         store_i32(out + 4 * count, load_i32(items + 4 * i))
         order = ordered(load_f32(scores + 4 * i))
         tie = order == bar and ties > 0
@@ -304,17 +304,17 @@ def keep_best(scores, items, n, k, out):
 
 @njit(error_model="numpy")
 def survivors(scores, maxima, low, high, k, order):
-    """As survivors_in, to the front of the row itself."""
+    """Compact like survivors_in, to the front of the row itself."""
     return survivors_in(scores, maxima, (low, high), k, (scores, order))
 
 
 @njit(error_model="numpy")
 def survivors_in(scores, maxima, middle, k, to):
-    """Compact the scores that may be among the best k; return how many.
+    """Compact the scores that may be among the best k; returns how many.
 
-    scores and maxima as SCORE_KEYS gives them for positions low .. high - 1; to: where they go, and
-    their positions, ascending. At least k scores reach the k-th best maximum: lower ones are not in
-    the best k.
+    scores and maxima as in SCORE_KEYS for positions low .. high - 1; to: the addresses for the
+    scores and their positions, ascending. At least k scores reach the k-th best maximum: lower ones
+    are not among the best k.
     """
     (low, high), (kept, order) = middle, to
     first, last = low // PAGE * PAGE, (high + PAGE - 1) // PAGE * PAGE
@@ -335,7 +335,7 @@ def survivors_in(scores, maxima, middle, k, to):
 
 @njit(error_model="numpy")
 def bar_of(scores, n, k):
-    """What the best k of n scores reach (see `threshold`), and how many of these lie at it."""
+    """The key that the best k of n scores reach (see `threshold`), and its ties among them."""
     bar, above = threshold(scores, 0, n, k), 0
     for i in range(0, n, 16):
         live = (1 << min(16, n - i)) - 1
@@ -346,7 +346,10 @@ def bar_of(scores, n, k):
 
 @njit(error_model="numpy")
 def best_lanes(score, live, bar, ties):
-    """The bits of live lanes above the bar and of the first `ties` at it; how many are left."""
+    """The bits of live lanes above the threshold and of the first `ties` at it.
+
+    How many ties are left.
+    """
     x = _in_order(score)
     bits = bits_at_least(x, splat_i32x16(bar + 1)) & live
     tied = (bits_at_least(x, splat_i32x16(bar)) & live) ^ bits
@@ -442,7 +445,7 @@ def rescore_keys(head_dim: int, heads: int, group: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def renew(row, tops, middle, order, n):
-        """Find the maxima that listed positions take part in anew."""
+        """Recompute the maxima that include listed positions."""
         first, last = middle[0] // PAGE * PAGE, (middle[1] + PAGE - 1) // PAGE * PAGE
         for i in range(n):
             j = load_i32(order + 4 * i)
@@ -545,10 +548,13 @@ def select_union() -> Any:
 
 @njit(error_model="numpy")
 def join_rows(out, blocks, n_block, block, others, n_other, end):
-    """Write the positions before `end` of n_block blocks and of n_other positions; how many."""
+    """Write the positions before `end` of n_block blocks and of n_other positions.
+
+    Returns how many.
+    """
     count, at = 0, 0
     for i in range(n_block + 1):
-        # One past the last block, the remaining positions.
+        # After the last block, the remaining positions.
         first = min(end, load_i32(blocks + 4 * i) * block) if i < n_block else end
         while at < n_other and load_i32(others + 4 * at) < first:
             store_i32(out + 4 * count, load_i32(others + 4 * at))

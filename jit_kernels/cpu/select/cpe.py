@@ -107,7 +107,7 @@ def cis_gate(head_dim: int, heads: int, group: int) -> Any:
             for r in rows:
                 at, queries = a.meta + META * r, a.q + size * group * r
                 own, n_ref = a.refs + size * group * a.n_block * r, load_i64(at + CIS_META.n_ref)
-                # The keys are read anyway: rows whose best reference is not so near ask as well.
+                # The keys are read anyway: rows whose best reference is too far retrieve as well.
                 if latest(queries, own, n_ref, max(a.tau, a.join)) == RETRIEVE:
                     store_i32(a.chosen + 4 * r, RETRIEVE)
                     retrieve(at, queries, own, a.asking + size * heads * h, a.n_asking + 4 * h)
@@ -135,7 +135,7 @@ def _mark_best(row, order, count, n_best):
 
 @njit(error_model="numpy")
 def _dilated(order, count, radius, low, high, out):
-    """Eq. 13: the positions and the neighbours of the best, clipped; how many there are."""
+    """Eq. 13: the positions and the neighbours of the best, clipped; returns how many there are."""
     n, last = 0, low - 1
     for i in range(count):
         word = load_i32(order + 4 * i)
@@ -159,7 +159,8 @@ def cis_sets() -> Any:
     def kernel(tid, n_thread, a):
         pos = load_i64(a.step + STEP.pos)
         low, high = middle(pos, a.n_sink, a.n_local, a.drop)
-        last = min(a.capacity - 1, pos + a.radius)  # of neighbours: there once the set is shared
+        # neighbours that exist by the time the set is shared
+        last = min(a.capacity - 1, pos + a.radius)
         for r in range(tid, a.n_row, n_thread):
             decision = load_i32(a.chosen + 4 * r)
             out = a.sets + 4 * a.set_capacity * r
@@ -167,9 +168,7 @@ def cis_sets() -> Any:
             if decision == EVERYTHING:
                 n = write_ends(out, n, 0, low, high)
             elif decision == RETRIEVE:
-                scored = (
-                    r // a.rows_per_kv * a.rows_per_kv
-                )  # rows that retrieve are scored in order
+                scored = r // a.rows_per_kv * a.rows_per_kv  # retrieving rows are scored in order
                 for other in range(scored, r):
                     scored += load_i32(a.chosen + 4 * other) == RETRIEVE
                 found = a.order + 4 * a.capacity * r

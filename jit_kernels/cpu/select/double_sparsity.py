@@ -1,4 +1,4 @@
-"""Double Sparsity's ops: choose label channels, and score keys by these channels alone."""
+"""Double Sparsity's ops: selection of label channels, and scores of keys by these channels."""
 
 from typing import Any
 

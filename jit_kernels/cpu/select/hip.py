@@ -19,7 +19,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 from tamis.jit_kernels.cpu.select.common import key_at, ordered, threshold
 
-AHEAD = 8  # branches whose keys are prefetched while one is scored
+AHEAD = 8  # branches whose keys are prefetched ahead of the one being scored
 LOWEST = np.float32(-3e38)
 
 
@@ -30,7 +30,7 @@ def halve(chunks, branches, n_chunk):
     for j in range(n_chunk):
         first, end = load_i32(chunks + 8 * j), load_i32(chunks + 8 * j + 4)
         middle = (first + end) // 2
-        if middle > first:  # else the chunk is one block, and its own only branch
+        if middle > first:  # otherwise the chunk is one block, and its own only branch
             store_i32(branches + 8 * count, first)
             store_i32(branches + 8 * count + 4, middle)
             count += 1
@@ -73,7 +73,7 @@ def hip_estimate(head_dim: int, group: int) -> Any:
     def score(a, heads, n_query, h, first):
         """The best q . k over every stride-th key of the block from position `first` on."""
         best, j = LOWEST, first
-        apart = 4 * head_dim * group * a.n_row * a.q_stride  # bytes from a query to the next
+        apart = 4 * head_dim * group * a.n_row * a.q_stride  # bytes from one query to the next
         while j < first + a.block:  # a range would divide by its step
             key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, j, head_dim)
             for i in range(n_query):
@@ -104,7 +104,7 @@ def hip_estimate(head_dim: int, group: int) -> Any:
             while longest > 1:
                 n_branch = halve(chunks, branches, a.n_chunk)
                 for b in range(n_branch):
-                    # Centres lie far apart: without this a branch costs the way to memory.
+                    # Centres are far apart: without this a branch costs a memory access.
                     later = centre_of(branches, min(b + AHEAD, n_branch - 1)) * a.block
                     key = key_at(a.k_pages, a.k_table, a.n_head_kv, h, later, head_dim)
                     for at in range(key, key + 2 * head_dim * min(a.block, 4), 64):
@@ -134,7 +134,7 @@ def hip_select() -> Any:
             end = (pos + min(n_tok, first + a.q_block) + a.block - 1) // a.block
             for r in range(a.n_row):
                 chosen = a.mask + 4 * (1 + a.n_chunk) * (first // a.mask_block * a.n_row + r)
-                following = min(a.n_sink, high)  # blocks before it are taken or passed over
+                following = min(a.n_sink, high)  # blocks before it were written or skipped
                 for i in range(following):
                     store_i32(a.indices + 4 * (count + i), i)
                 count += following

@@ -53,7 +53,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 from tamis.jit_kernels.cpu.select.common import keep_best, threshold
 
-AHEAD = 8  # parents whose children are prefetched while one's are scored: 32 rows
+AHEAD = 8  # parents whose children are prefetched ahead of the one being scored: 32 rows
 LOG2_E = np.float32(1.4426950408889634)
 PASSED_OVER = np.float32(-1.0)  # below every score
 SIZE, ZERO = np.float32(127.0), np.float32(0.0)  # steps of a byte
@@ -157,11 +157,11 @@ def keep(scores, items, n, k, out):
 
 
 def rating(head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions shorten(at, queries, scale) and rate(at, means, parents, n, n_head).
+    """The functions shorten(at, queries, scale) and rate(at, means, parents, n, n_head).
 
-    shorten: the heads of queries as signed bytes, each four once for every sibling. rate:
-    scores[j] of n rows of means, the children of listed parents, and ids[j], the row in its level.
-    at: addresses of ids, scores, products with a tile, its extents, heads, factors, offsets.
+    shorten: writes the heads of queries as signed bytes, each four once for every sibling. rate:
+    writes scores[j] of n rows of means, the children of listed parents, and ids[j], the row in its
+    level. at: addresses of ids, scores, products with a tile, its extents, heads, factors, offsets.
     """
     n_each = min(group, N_REGISTER - 4)  # heads whose sums fit the registers
     head_size, one = SIBLINGS * head_dim, 1
@@ -273,7 +273,7 @@ def hip_search(head_dim: int, group: int, type_k: str) -> Any:
                 return keep(scores, ids, n, n_chunk, chosen)
             count = keep(scores, ids, n, n_chunk, parents)
             above, level = searched >> 2 * level, level - 1
-            # What is whole below but has no whole parent joins as children of the next one.
+            # A complete mean whose parent is incomplete is scored as a child of the next parent.
             rest = (searched >> 2 * level) - SIBLINGS * above
             store_i32(parents + 4 * count, above)
             n = SIBLINGS * count + rest

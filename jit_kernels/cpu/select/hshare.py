@@ -15,7 +15,7 @@ from tamis.jit_kernels.cpu.lang.intrinsic import (
 )
 from tamis.jit_kernels.cpu.select.common import copy_row, keep_top, middle, survivors, write_ends
 
-GONE = -1.0  # below every likeness: an item that no longer takes part
+GONE = -1.0  # below every similarity: an item that no longer takes part
 
 
 def hshare_gate(head_dim: int, heads: int, group: int) -> Any:
@@ -51,9 +51,7 @@ def hshare_keep() -> Any:
             if n == high - low:
                 write_ends(own + 4, 0, 0, low, high)
             elif n > 0:
-                scored = (
-                    r // a.rows_per_kv * a.rows_per_kv
-                )  # rows that retrieve are scored in order
+                scored = r // a.rows_per_kv * a.rows_per_kv  # retrieving rows are scored in order
                 for other in range(scored, r):
                     scored += load_i32(a.owners + 4 * other) == a.first + other
                 found = a.order + 4 * a.capacity * r

@@ -48,10 +48,10 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.select.common import LOWEST, copy_row, keep_top, key_at, write_ends
 
 META, STATS = 8 * len(LFPS_META), 8 * LFPS_STATS_SIZE
-NEVER = np.float32(3e38)  # a threshold that no entry exceeds
+NEVER = np.float32(3e38)  # a threshold above every entry
 ZERO = np.float32(0)
-SMALLEST_SCALE = 1e-15  # below it, entries are multiplied out: once in about 700 steps
-AHEAD = 8  # entries of a table asked for before they change
+SMALLEST_SCALE = 1e-15  # below it, entries are rescaled: once in about 700 steps
+AHEAD = 8  # entries of a table that are prefetched before they change
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -63,14 +63,14 @@ def slash_shift(capacity, pos):
 
 @njit(error_model="numpy")
 def _mean_and_bar(sums, n, a):
-    """Mean of the n entries of a table, and the threshold a * mean / kurtosis (Eq. 8)."""
+    """The mean of a table's n entries, and the threshold a * mean / kurtosis (Eq. 8)."""
     s1, s2, s3, s4 = (
         load_f64(sums), load_f64(sums + 8), load_f64(sums + 16), load_f64(sums + 24),
     )  # fmt: skip
     mean = s1 / n
     second = s2 - n * mean * mean
     fourth = s4 - 4 * mean * s3 + 6 * mean * mean * s2 - 3 * n * mean * mean * mean * mean
-    # All entries alike (or too alike to tell): there is no pattern to follow.
+    # If all entries are (almost) equal, there is no pattern to follow.
     if not second > 1e-12 * s2 or not fourth > 0.0:
         return np.float32(mean), NEVER
     return np.float32(mean), np.float32(a * mean * second * second / fourth)
@@ -277,7 +277,7 @@ def lfps_start(head_dim: int, heads: int, group: int) -> Any:
             share = np.float32(1.0 / (2.0 * max(1, n_query) * (1.0 - a.decay) * group))
             own = a.scores + stride * heads * h
             for i in range(max(1, n_query)):
-                # Where no query is kept (a loaded session), this one is better than none.
+                # If no query is stored (a loaded session), this one is better than none.
                 p = pos - 1 - i if n_query > 0 else pos
                 queries = a.q + size * heads * h
                 if n_query > 0:
@@ -329,7 +329,7 @@ def _is_sparse(head_dim: int) -> Any:
 
     @njit(error_model="numpy")
     def weigh(a, query, h, low, high, w_global):
-        """What the keys of entries low .. high - 1 of places weigh, relative to exp(w_global)."""
+        """The sum of the weights of keys low .. high - 1 of places, relative to exp(w_global)."""
         total = np.float64(0)
         for i in range(low, high):
             j = load_i32(a.places + 4 * i)
@@ -395,7 +395,7 @@ def _propose(bits, n_word, shift, middle, listed):
 def _choosing(head_dim: int, group: int) -> Any:
     """The function choose(a, queries, lines, order, n, limit, scores).
 
-    Scores the n candidates; moves the best `limit` and their positions to the front, and their
+    It scores the n candidates; moves the best `limit` and their positions to the front, and their
     weights (sum 1) to `scores`: the mean of the heads' softmax. Returns how many are left.
     """
     pick = picking(head_dim, group)

@@ -41,7 +41,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
 from tamis.jit_kernels.cpu.select.common import key_at, middle, write_ends
 
 ZERO, ONE = np.float32(0), np.float32(1)
-AHEAD = 8  # keys between one that is asked for and one that is read
+AHEAD = 8  # keys by which reads are prefetched
 
 
 def lsh_centre(head_dim: int) -> Any:
@@ -154,7 +154,7 @@ def lsh_tables(n_bit: int, n_table: int) -> Any:
             for c in range(n_code + 1):
                 total += load_i32(at + 4 * c)
                 store_i32(at + 4 * c, total)
-            # From the ends of the codes' lists to their starts: ascending within each.
+            # From the ends of the codes' lists down to their starts: lists are ascending.
             for j in range(end - 1, a.n_sink - 1, -1):
                 c = at + 4 * load_u16(own + 2 * j)
                 store_i32(c, load_i32(c) - 1)
@@ -181,7 +181,7 @@ def lsh_sample(head_dim: int, n_bit: int, n_table: int) -> Any:
 
     @njit(error_model="numpy")
     def bias_of(bias, n_bias, cosine):
-        """The table's value, linear between its entries."""
+        """The table's value at a cosine, interpolated linearly."""
         x = (min(ONE, max(-ONE, cosine)) + ONE) * np.float32(0.5 * (n_bias - 1))
         i = min(int(x), n_bias - 2)
         low, high = load_f32(bias + 4 * i), load_f32(bias + 4 * i + 4)

@@ -1,4 +1,4 @@
-"""Ops of `metered`: what a method left out, weighed by samples, and what is read again for it."""
+"""Ops of `metered`: estimates of what a method left out, and what is read for it."""
 
 from typing import Any
 
@@ -40,13 +40,14 @@ from tamis.jit_kernels.cpu.select.hip_means import rating
 
 row_work = njit(meter_work)
 ZERO = np.float32(0)
-MOST_LOGIT = np.float32(60)  # beyond the log-sum-exp; more than e^60 holds nothing as well
-MOST = 1e30  # of a sum of scores: beyond it chances are equal
+# relative to the log-sum-exp; with more than e^60 the retained mass is zero anyway
+MOST_LOGIT = np.float32(60)
+MOST = 1e30  # of a sum of scores: beyond it probabilities are uniform
 
 
 @njit
 def mixed(x):
-    """A 64-bit number whose bits all depend on those of x (splitmix64's finaliser)."""
+    """A 64-bit hash of x (splitmix64's finaliser)."""
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
     return x ^ (x >> 31 & 0x1FFFFFFFF)
@@ -60,7 +61,7 @@ def uniform(key, i):
 
 @njit(error_model="numpy")
 def count_left(left, row, unit, n):
-    """Count the positions of each unit, of n, that no block of a row of the Selection holds."""
+    """Count the positions of each of n units that no block of a row of the Selection contains."""
     begin, end, blocks, block = row
     for first in range(0, n, unit):
         store_i32(left + 4 * (first // unit), min(unit, n - first))
@@ -75,7 +76,7 @@ def count_left(left, row, unit, n):
 
 @njit(error_model="numpy")
 def sum_left(left, scores, n_unit):
-    """How many positions were left out, and the sum of their scores."""
+    """The number of omitted positions, and the sum of their scores."""
     n, total = 0, 0.0
     for u in range(n_unit):
         some = load_i32(left + 4 * u)
@@ -86,7 +87,7 @@ def sum_left(left, scores, n_unit):
 
 @njit(error_model="numpy")
 def left_out(row, cursor, first, i):
-    """The i-th position from `first` on that the row lacks, and where its blocks go on.
+    """The i-th position from `first` on that the row lacks, and the cursor after it.
 
     cursor: a block that ends after `first`, or the row's end.
     """
@@ -151,7 +152,7 @@ def meter_sample(head_dim: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def score(a, r, n_whole, scores, work):
-        """Scores of the first n_whole units."""
+        """Compute the scores of the first n_whole units."""
         n_parent = (n_whole + SIBLINGS - 1) // SIBLINGS
         capacity = (a.room + TILE - 1) // TILE * TILE
         parents, ids = work, work + 4 * (a.room // 4 + LIST_PAD)
@@ -194,7 +195,7 @@ def meter_sample(head_dim: int, group: int) -> Any:
 
 @njit(error_model="numpy")
 def by_score(order, units, scores, n):
-    """List n samples from the best score of their unit on; equal ones as they come."""
+    """List n samples by the falling score of their units; equal ones keep their order."""
     for i in range(n):
         x, at = load_f32(scores + 4 * load_i32(units + 4 * i)), i
         while at > 0:
@@ -208,7 +209,7 @@ def by_score(order, units, scores, n):
 
 @njit(error_model="numpy")
 def widened(left, scores, n_unit, bar):
-    """Positions that were left out, and those in units whose score reaches the bar."""
+    """The number of omitted positions, and of those in units whose score reaches the threshold."""
     n_left, n_more = 0, 0
     for u in range(n_unit):
         some = load_i32(left + 4 * u)
@@ -234,7 +235,10 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def weigh(a, r, rows, tile, weights):
-        """Weights of a row's samples, then their sum; each head's report; the least mass."""
+        """Compute the weights of a row's samples and their sum, and each head's report.
+
+        Returns the least mass.
+        """
         size = 4 * (a.n_sample + 1)
         for j in range(0, a.n_sample, TILE):
             count = min(TILE, a.n_sample - j)
@@ -260,7 +264,7 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def outside(a, weights, g, units, scores, bar):
-        """What a head's samples weigh in units that do not reach the bar."""
+        """The weight of a head's samples in units below the threshold."""
         rest = 0.0
         for i in range(a.n_sample):
             if load_f32(scores + 4 * load_i32(units + 4 * i)) < bar:
@@ -269,7 +273,7 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
 
     @njit(error_model="numpy")
     def bar_of(a, r, weights, units, scores):
-        """The largest score of a sample's unit with which every head holds enough; 0: none."""
+        """The largest score of a sample's unit with which every head retains enough; 0: none."""
         order, size = a.order + 4 * a.n_sample * r, a.n_sample + 1
         by_score(order, units, scores, a.n_sample)
         taken = 0
@@ -315,7 +319,10 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> Any:
 
 @njit(error_model="numpy")
 def write_wider(out, row, units, bar, sizes):
-    """Write the blocks of `grain` of a row and of units that reach the bar, ascending; how many."""
+    """Write a row's blocks of `grain`, and units that reach the threshold, ascending.
+
+    Returns how many.
+    """
     begin, end, blocks, block = row
     left, scores = units
     n, unit, grain = sizes
@@ -339,7 +346,7 @@ def write_wider(out, row, units, bar, sizes):
 
 
 def meter_widen() -> Any:
-    """Kernel of METER_WIDEN: one thread writes some ten thousand integers, where there are any."""
+    """Kernel of METER_WIDEN: one thread writes at most some ten thousand integers."""
 
     def kernel(tid, n_thread, a):
         if tid != 0:

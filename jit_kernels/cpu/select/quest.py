@@ -29,7 +29,7 @@ from tamis.jit_kernels.cpu.lang.simd import (
     zero_f32x16,
 )
 
-AHEAD = 16  # pages between one whose bounds are asked for and one whose bounds are read
+AHEAD = 16  # pages by which reads of bounds are prefetched
 
 
 def quest_bounds(head_dim: int, type_k: str) -> Any:
@@ -48,7 +48,7 @@ def quest_bounds(head_dim: int, type_k: str) -> Any:
         pos = a.step[POS]
         if tid == n_thread - 1:
             split(a.q[0], a.parts, a.n_head)
-        # The page that was last is made anew: it may have grown, or lost positions to others.
+        # The last page is recomputed: it may have grown, or have been truncated and rewritten.
         first = min(a.filled[0], pos) // a.page
         n_new = pos // a.page + 1 - first
         for item in range(tid, n_new * a.n_head_kv, n_thread):

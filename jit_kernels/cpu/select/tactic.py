@@ -67,10 +67,11 @@ from tamis.jit_kernels.cpu.select.common import key_at
 
 LOWEST = np.float32(-3e38)
 ZERO = np.float32(0)
-KEYS = 8  # keys whose products with a query are made together
-SOON = 4  # clusters whose lists of positions are asked for before they are needed
+KEYS = 8  # keys whose products with a query are computed together
+SOON = 4  # clusters whose lists of positions are prefetched
 FINEST = np.float32(65535)  # levels of scores that the sort distinguishes
-LARGEST_RATIO = np.float32(80)  # logarithm of what a sample may weigh beside its estimate
+# logarithm of the largest ratio of a sample's weight to its estimate
+LARGEST_RATIO = np.float32(80)
 half_window = njit(tactic_half_window)
 list_size = njit(tactic_list)
 
@@ -80,7 +81,10 @@ list_size = njit(tactic_list)
 
 @njit(error_model="numpy")
 def segment_at(extent, s, segment, per_cluster, n_sink):
-    """First position, end, first cluster and number of clusters of segment s; 0 clusters: none."""
+    """First position, end, first cluster and number of clusters of segment s.
+
+    0 clusters: no such segment.
+    """
     first = n_sink + s * segment
     n = max(0, min(load_i64(extent + 8), first + segment) - first)
     return first, first + n, s * (segment // per_cluster), n // per_cluster
@@ -88,7 +92,7 @@ def segment_at(extent, s, segment, per_cluster, n_sink):
 
 @njit(error_model="numpy")
 def first_segment(extent, segment, n_sink):
-    """The first segment that is to be made."""
+    """The first segment that must be clustered."""
     return (load_i64(extent) - n_sink) // segment
 
 
@@ -170,7 +174,7 @@ def tactic_assign(head_dim: int) -> Any:
     def find_nearest(panel, centroids, norms, first, n):
         """Compare the panel with n centroids, the first of which is number `first`."""
         for i in range(0, n if n >= MR else 0, MR):
-            c = min(i, n - MR)  # the last ones once more rather than fewer
+            c = min(i, n - MR)  # the last ones are compared again rather than fewer
             compare(panel, centroids + row * c, norms + 4 * c, first + c)
         for c in range(0 if n >= MR else n):
             compare_one(panel, centroids + row * c, norms + 4 * c, first + c)
@@ -185,7 +189,7 @@ def tactic_assign(head_dim: int) -> Any:
             first, end, cluster, n_cluster = segment_at(
                 a.extent, s, a.segment, a.per_cluster, a.n_sink
             )
-            tile = (first // NR + item % n_tile) * NR  # of keys that lie together in a page
+            tile = (first // NR + item % n_tile) * NR  # keys that are contiguous in a page
             if n_cluster == 0 or tile >= end:  # a tile of a segment without keys may have no page
                 continue
             if load_i64(a.moving + 8 * (a.n_segment * h + s)) == 0:
@@ -194,7 +198,7 @@ def tactic_assign(head_dim: int) -> Any:
             at = a.n_slot * h + cluster
             find_nearest(panel, a.centroids + row * at, a.norms + 4 * at, cluster, n_cluster)
             for j in range(max(first, tile), min(end, tile + NR)):
-                # A key of NaN is nearest to none: it joins the first.
+                # A NaN key is nearest to no centroid: it joins the first.
                 label = max(load_i32(panel + labels_at + 4 * (j - tile)), cluster)
                 store_i32(a.labels + 4 * (a.capacity * h + j), label)
 
@@ -228,7 +232,10 @@ def tactic_mean(head_dim: int) -> Any:
 
     @njit(error_model="numpy")
     def replace(centroid, mean, norm, members, pages):
-        """Make the mean of the members (order, low, high) the centroid; whether it moved."""
+        """Make the mean of the members (order, low, high) the centroid.
+
+        Returns whether it moved.
+        """
         order, low, high = members
         k_pages, k_table, n_head_kv, h = pages
         part, total, moved = splat_f32x16(np.float32(high - low)), zero_f32x16(), zero_f32x16()
@@ -301,7 +308,10 @@ def tactic_score(head_dim: int, group: int) -> Any:
 
 @njit(error_model="numpy")
 def spread_of(scores, n):
-    """The lowest and the highest of n scores; those up to the next multiple of LANES are there."""
+    """The lowest and the highest of n scores.
+
+    Entries up to the next multiple of LANES are readable.
+    """
     low = high = load_f32(scores)
     whole = n // LANES * LANES
     if whole > 0:
@@ -328,9 +338,9 @@ def sort_clusters(scores, keys, other, counts, rank, n):
 
 @njit(error_model="numpy")
 def sort_by_keys(keys, other, counts, rank, n):
-    """The numbers 0 .. n - 1 by ascending key of 16 bits, ties by number, to rank: two passes.
+    """Sort 0 .. n - 1 by ascending 16-bit key, ties by number, to rank: two passes.
 
-    Of a key that has more bits, as one made of NaN, the lowest 16 count.
+    Of a longer key, such as that of a NaN, the lowest 16 bits count.
     """
     for i in range(0, 512, 16):
         store_f32x16(counts + 4 * i, zero_f32x16())
@@ -353,7 +363,7 @@ def sort_by_keys(keys, other, counts, rank, n):
 
 @njit(error_model="numpy")
 def before_each(counts):
-    """Turn 256 counts into how many there are before each."""
+    """Turn 256 counts into the sums of the counts before each."""
     before = 0
     for i in range(256):
         size = load_i32(counts + 4 * i)
@@ -375,7 +385,7 @@ def weight_sum(weights, n):
 
 @njit(error_model="numpy")
 def least_count(weights, n, need):
-    """How many of the first weights sum to `need`, n where all do not, and their sum."""
+    """The number of first weights that sum to `need` (n if all do not), and their sum."""
     reached, k = 0.0, 0
     while k < n and reached < need:
         reached += load_f32(weights + 4 * k)
@@ -391,7 +401,7 @@ def curve_sum(a, b, first, last):
     """
     low, high = float(first), float(last)
     if a >= 0.0 and b < 0.0:
-        high = min(high, -a / b)  # from there on the curve is below zero
+        high = min(high, -a / b)  # the curve is negative from there on
     elif a < 0.0:
         low = max(low, -a / b) if b > 0.0 else high
     if high <= low:
@@ -411,7 +421,7 @@ def budget(weights, n_first, n, fit, outside, share):
     k, reached = least_count(weights, n_first, need)
     if reached >= need:
         return k
-    low, high = n_first, n  # the curve's sum never falls: bisect
+    low, high = n_first, n  # the curve's sum never decreases: bisect
     while high - low > 1:
         middle = (low + high) // 2
         if reached + curve_sum(a, b, n_first, middle) >= need:
@@ -430,7 +440,10 @@ def fitted(mu_1, mu_2, x_1, x_2):
 
 @njit(error_model="numpy")
 def exponentiate(logits, n, top):
-    """Logits to weights relative to `top`, at most e^80; the vector's last floats change too."""
+    """Convert logits to weights relative to `top`, at most e^80.
+
+    Overwrites up to the vector's end.
+    """
     for i in range(0, n, LANES):
         above = vmin(load_f(logits + 4 * i) - splat_f(top), splat_f(LARGEST_RATIO))
         store_f(logits + 4 * i, vexp(above))
@@ -444,7 +457,7 @@ def highest(logits, n):
 
 @njit(error_model="numpy")
 def note_rows(rows, pages, positions, n):
-    """List the rows of n positions, and ask for their keys: they are read once all are listed."""
+    """List the rows of n positions, and prefetch their keys: they are read once all are listed."""
     k_pages, k_table, n_head_kv, h, size = pages
     for i in range(n):
         j = load_i32(positions + 4 * i)
@@ -456,7 +469,7 @@ def note_rows(rows, pages, positions, n):
 
 @njit(error_model="numpy")
 def list_ranked(to, clusters, low, high):
-    """List the positions number low .. high - 1 in the order of clusters."""
+    """List the positions low .. high - 1 in the order of clusters."""
     order, starts, rank, ends, n_cluster = clusters
     i = first_at_least(ends, 0, n_cluster, low + 1)
     while low < high:
@@ -483,7 +496,7 @@ def list_span(to, low, high):
 
 @njit(error_model="numpy")
 def estimate(guesses, sizes, weights, first, n, top):
-    """Weights of the clusters from number `first` in rank on, as if all members were alike."""
+    """Estimate the weights of the clusters from `first` in rank on, with equal members."""
     total = zero_f()
     for i in range(first, n, LANES):
         x = vexp(load_f(guesses + 4 * i) - splat_f(top)) * load_f(sizes + 4 * i)
@@ -494,7 +507,7 @@ def estimate(guesses, sizes, weights, first, n, top):
 
 @njit(error_model="numpy")
 def draw(to, clusters, estimates, first, tail, n_sample):
-    """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+    """List n_sample positions, at equal steps of the clusters' weights, and their estimates."""
     order, starts, rank, _, n_cluster = clusters
     weights, guesses, at_guesses = estimates
     i, before = first, 0.0
@@ -518,7 +531,7 @@ def draw(to, clusters, estimates, first, tail, n_sample):
 
 @njit(error_model="numpy")
 def mean_ratio(logits, guesses, n):
-    """How much samples weigh beside their guesses; logits are used up."""
+    """The ratio of samples' weights to their estimates; logits are overwritten."""
     for i in range(0, n, LANES):
         ratio = load_f(logits + 4 * i) - load_f(guesses + 4 * i)
         store_f(logits + 4 * i, vexp(vmin(ratio, splat_f(LARGEST_RATIO))))
@@ -527,9 +540,9 @@ def mean_ratio(logits, guesses, n):
 
 @njit(error_model="numpy")
 def follow(scores, clusters, guesses, sizes, scale):
-    """In the order of rank: positions up to a cluster's end, its scaled score and size.
+    """In the order of rank, write positions up to a cluster's end, its scaled score and size.
 
-    Up to LANES - 1 clusters follow that are empty.
+    Up to LANES - 1 empty clusters follow.
     """
     _, starts, rank, ends, n_cluster = clusters
     total = 0
@@ -575,9 +588,10 @@ def weighing(head_dim: int, n_head: int) -> Any:
 
 @njit(error_model="numpy")
 def room_of(a, r):
-    """A head's scratch, see ops.tactic_work: of clusters in order, and the other lists.
+    """A head's scratch, see ops.tactic_work: arrays over ordered clusters, and the other lists.
 
-    The clusters' ends, guesses, sizes and weights; counts, samples' guesses, rows and logits.
+    The former are the clusters' ends, guesses, sizes and weights; the latter counts, samples'
+    guesses, rows and logits.
     """
     row, n_list = 4 * (a.n_slot + 16), list_size(a.capacity)
     room = a.work + 4 * (row + 512 + TACTIC_SAMPLES + 2 * n_list) * r
@@ -590,7 +604,7 @@ def room_of(a, r):
 
 @njit(error_model="numpy")
 def windows_of(n):
-    """The centres of two windows of the order, and these: first, end, first, end."""
+    """The centres of two windows of the order, and their first, end, first, end."""
     x_1, x_2, half = n // 10, n * 6 // 10, half_window(n)
     first, other = (
         (max(0, x_1 - half), min(n, x_1 + half)),
@@ -601,7 +615,7 @@ def windows_of(n):
 
 @njit(error_model="numpy")
 def first_of(a, ends, n_cluster, n):
-    """How many first positions are weighed of n; of samples, the last of their whole clusters."""
+    """The number of first positions that are weighted, of n; with samples, of whole clusters."""
     n_least = max(20, int(a.first_share * n))
     if a.n_sample == 0:
         return min(n, n_least), 0
@@ -614,7 +628,7 @@ def tactic_rank() -> Any:
 
     @njit(error_model="numpy")
     def list_weighed(a, to, clusters, estimates, n_kv):
-        """List what a head weighs; the list's end."""
+        """List the positions that a head weights; returns the list's end."""
         ends, guesses, sizes, weights, at_samples = estimates
         end, n_cluster = load_i64(a.extent + 8), clusters[4]
         n_first, last = first_of(a, ends, n_cluster, end - a.n_sink)
@@ -662,7 +676,7 @@ def tactic_budget(head_dim: int) -> Any:
 
     @njit(error_model="numpy")
     def fit_budget(a, logits, n_first, n_all):
-        """Alg. 1; see 4.4."""
+        """The budget of Alg. 1; see 4.4."""
         n = load_i64(a.extent + 8) - a.n_sink
         exponentiate(logits, n_all, highest(logits, n_all))
         x_1, x_2, (low_1, high_1, low_2, high_2) = windows_of(n)
@@ -727,7 +741,7 @@ def tactic_budget(head_dim: int) -> Any:
 def tactic_mark(group: int) -> Any:
     """Kernel of TACTIC_MARK: threads stride over rows.
 
-    Of a cluster a head keeps the first members: where its last one is marked, all of them are.
+    A head keeps the first members of a cluster: if its last one is marked, all of them are.
     """
 
     @njit(error_model="numpy")

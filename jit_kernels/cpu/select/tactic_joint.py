@@ -39,12 +39,15 @@ from tamis.jit_kernels.cpu.select.tactic import (
 )
 
 TINY = np.float32(1e-30)
-OCTAVE = 14  # bits of a float32 that do not count in an order: 512 steps an octave are left
+OCTAVE = 14  # bits of a float32 that are ignored in an order: 512 steps per octave are left
 
 
 @njit(error_model="numpy")
 def estimate_all(scores, sizes, n_cluster, scale, top):
-    """Scores become weights relative to `top`; the sum over clusters of size times weight."""
+    """Convert scores to weights relative to `top`.
+
+    Returns the sum over clusters of size times weight.
+    """
     for i in range(0, n_cluster, LANES):
         store_f(scores + 4 * i, load_f(scores + 4 * i) * splat_f(scale))
     exponentiate(scores, n_cluster, top)
@@ -70,7 +73,10 @@ def add_share(density, weights, n_cluster, factor):
 
 @njit(error_model="numpy")
 def order_by(density, keys, n_cluster):
-    """int32 keys that ascend where densities fall: 512 steps an octave, 2^127 below is the end."""
+    """Write int32 keys that ascend as densities fall, in 512 steps per octave.
+
+    The last key stands for 2^127 below the first.
+    """
     top = f32_bits(np.float32(highest(density, n_cluster))) >> OCTAVE
     for i in range(n_cluster):
         bits = f32_bits(load_f32(density + 4 * i)) >> OCTAVE
@@ -104,7 +110,7 @@ def make_order(a, scores, sizes, density, facts, group, n_cluster):
 
 @njit(error_model="numpy")
 def least(scores, sizes, logits, clusters, first, need, factor):
-    """How many positions in order have the weight `need`, from cluster `first` on estimated."""
+    """The number of ordered positions with the weight `need`, estimated from cluster `first` on."""
     rank, ends, n_cluster = clusters
     reached, n_first = 0.0, load_i32(ends + 4 * (first - 1))
     for k in range(n_first):
@@ -121,7 +127,10 @@ def least(scores, sizes, logits, clusters, first, need, factor):
 
 @njit(error_model="numpy")
 def sampled(logits, densities, n_sample, tail):
-    """The weight of the clusters that were sampled by density; weights are used up."""
+    """The estimated weight of the clusters that were sampled by density.
+
+    Weights are overwritten.
+    """
     for i in range(0, n_sample, LANES):
         density = vmax(load_f(densities + 4 * i), splat_f(TINY))
         store_f(logits + 4 * i, load_f(logits + 4 * i) / density)
@@ -130,10 +139,11 @@ def sampled(logits, densities, n_sample, tail):
 
 @njit(error_model="numpy")
 def room_of(a, group, h):
-    """A KV head's scratch, see ops.tactic_joint_work: of clusters in order, and the other lists.
+    """A KV head's scratch: arrays over ordered clusters, and other lists.
 
-    The clusters' ends, densities, sizes and weights; counts, samples' densities, facts (of each
-    head the top logit and the weight outside of the clusters), rows and a head's logits.
+    See ops.tactic_joint_work. The former are the clusters' ends, densities, sizes and weights; the
+    latter counts, samples' densities, facts (for each head the top logit and the weight of
+    unclustered positions), rows and a head's logits.
     """
     part, n_list = 4 * (a.n_slot + 16), list_size(a.capacity)
     size = part + 512 + TACTIC_SAMPLES + 4 * group + (group + 1) * n_list
@@ -148,7 +158,7 @@ def room_of(a, group, h):
 
 @njit(error_model="numpy")
 def first_of(a, ends, n_cluster):
-    """The first cluster that is estimated; those before it are weighed."""
+    """The first cluster that is estimated; earlier ones are weighted exactly."""
     n_least = max(20, int(a.first_share * (load_i64(a.extent + 8) - a.n_sink)))
     return first_at_least(ends, 0, n_cluster - 1, n_least) + 1
 
@@ -170,7 +180,7 @@ def tactic_joint_rank(head_dim: int, group: int) -> Any:
 
     @njit(error_model="numpy")
     def weigh_outside(a, h, lists, span):
-        """Of each head: the highest logit outside of the clusters, the sum of weights below it."""
+        """For each head, the highest logit of unclustered positions, and their weight."""
         _, _, facts, rows, logits = lists
         n_sink, end, n_kv = span
         at, stride = list_span(list_span(rows, 0, n_sink), end, n_kv), 4 * list_size(a.capacity)
@@ -242,7 +252,7 @@ def tactic_joint(head_dim: int, group: int) -> Any:
         n_first = load_i32(ends + 4 * (first - 1))
         n_drawn = n_all - n_first
         tail = tail_of(densities, sizes, weights, first, n_cluster)
-        for i in range(first):  # what is left are the sizes of clusters that are estimated
+        for i in range(first):  # the remainder is the sizes of estimated clusters
             store_f32(own_sizes + 4 * load_i32(rank + 4 * i), np.float32(0))
         counts = facts + 8 * group
         for g in range(group):

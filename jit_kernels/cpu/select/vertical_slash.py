@@ -21,13 +21,13 @@ from tamis.jit_kernels.cpu.lang.simd import (
 )
 from tamis.jit_kernels.cpu.select.common import keep_best
 
-FORCED = 3e38  # the weight of lines that always take part
+FORCED = 3e38  # the weight of lines that are always selected
 row_work = njit(slash_work)
 
 
 @njit(error_model="numpy")
 def add_weights(row, n, vertical, slash):
-    """Add softmax(row) of n scores to both; row is used up to a multiple of TILE, masked there."""
+    """Add softmax(row) of n scores to both; row is overwritten up to a multiple of TILE."""
     top, total = splat_f(MASKED), zero_f()
     for j in range(0, n, LANES):
         top = vmax(load_f(row + 4 * j), top)
@@ -51,7 +51,7 @@ def add_weights(row, n, vertical, slash):
 
 @njit(error_model="numpy")
 def choose(weights, numbers, n, low, high, k, chosen):
-    """Write how many of the n lines are kept, and these: low .. high - 1 and the best others."""
+    """Write the number of selected lines, and these: low .. high - 1 and the best others."""
     for j in range(low, high):
         store_f32(weights + 4 * j, FORCED)
     for j in range(n):
@@ -100,7 +100,7 @@ def slash_lines(head_dim: int, group: int) -> Any:
                 score(a, scores, tile, heads, rows, seen)
                 for g in range(group):
                     add_weights(scores + 4 * a.capacity * g, seen, ver, sla + 4 * (n - seen))
-            # The keys' rows are not needed any more: the list numbers the lines.
+            # The keys' rows are not needed any more: the list is reused for line numbers.
             columns, low = a.columns + 4 * (1 + a.n_vertical) * h, max(0, n - a.n_local)
             choose(ver, rows, n, 0, min(n, a.n_sink), a.n_vertical, columns)
             choose(sla, rows, n, low, n, a.n_slash, a.diagonals + 4 * (1 + a.n_slash) * h)
@@ -110,14 +110,14 @@ def slash_lines(head_dim: int, group: int) -> Any:
 
 @njit(error_model="numpy")
 def write_lines(indices, columns, diagonals, oldest, newest, shift):
-    """Write a row's positions, ascending: columns up to newest, and diagonals; how many.
+    """Write a row's positions, ascending: columns up to newest, and diagonals; returns how many.
 
     Diagonal i is the positions oldest - shift + i .. newest - shift + i.
     """
     count, c, following = 0, 0, 0
     n_column = load_i32(columns)
     for i in range(load_i32(diagonals) + 1):
-        # One past the last diagonal, the remaining columns.
+        # After the last diagonal, the remaining columns.
         last = i == load_i32(diagonals)
         at = 0 if last else load_i32(diagonals + 4 * (1 + i))
         low = newest + 1 if last else max(following, oldest - shift + at)

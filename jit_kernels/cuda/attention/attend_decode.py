@@ -1,9 +1,9 @@
-"""Attention of one query token a row: every key and value is read once, straight to registers.
+"""Attention of one query token per row: every key and value is read once, directly to registers.
 
 A warp multiplies 16 keys at any positions with up to eight heads on tensor cores (tile_few.py) and
-keeps a running maximum and sum (Dao et al. 2022, arXiv 2205.14135, Alg. 1). The block merges
-its warps; the last block to finish a row merges the row's split-KV parts. Weights
-are relative to 2^-14 of the largest, so that small ones have all their bits in float16.
+keeps a running maximum and sum (Dao et al. 2022, arXiv 2205.14135, Alg. 1). The block merges its
+warps; the last block to finish a row merges the row's split-KV parts. Weights are relative to 2^-14
+of the largest, so that small ones keep all their bits in float16.
 """
 
 from typing import Any
@@ -54,13 +54,13 @@ from tamis.jit_kernels.cuda.lang.ptx import (
 from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, FEW_ROW, heads_of
 
 F16 = ("f16", "f16")
-UP = 14.0  # powers of two that weights are larger by
-STRIDE = WARPS * KEYS  # keys of a block of threads at a time
+UP = 14.0  # powers of two by which weights are scaled up
+STRIDE = WARPS * KEYS  # keys that a block of threads processes at a time
 
 
 @device
 def find(keys, pages, p):
-    """Key p: addresses of its K row and V row (-1: no such key), and its score's bias."""
+    """The addresses of key p's K row and V row (-1: no such key), and its score's bias."""
     k_table, v_table, n_head_kv, h, log_weight = pages
     j, s = key_of(p, keys)
     if j < 0:
@@ -74,7 +74,7 @@ def find(keys, pages, p):
 
 @device
 def find_some(keys, pages, p):
-    """As find, with the newest key in place of none: what is read is then finite."""
+    """The addresses of find, with the newest key in place of none: then reads are finite."""
     k_table, v_table, n_head_kv, h, log_weight = pages
     j, s = key_of(p, keys)
     here, bias = j if j >= 0 else keys[5], float32(0 if j >= 0 else MASKED)
@@ -95,7 +95,7 @@ def n_part_of(n, block, n_split, out):
 
 @device
 def most_parts(high, a):
-    """The most split-KV parts that a row has whose queries see keys up to position high."""
+    """The most split-KV parts of a row whose queries see keys up to position high."""
     if a.out == 0:
         return a.n_split
     return min(a.n_split, quotient(high + a.block + STRIDE - 1, STRIDE))
@@ -207,7 +207,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
     load, add = _adding(head_dim, kv_types)
     all_there, whole = kv_types != F16, head_dim % 64 == 0
     look = find_some if all_there else find
-    ahead = "f16" not in kv_types and head_dim <= 128  # what is loaded has room twice
+    ahead = "f16" not in kv_types and head_dim <= 128  # loaded pieces have room twice
     finish, join = finishing(head_dim, heads, 1, WARPS, packs), joining(head_dim, packs)
 
     @device
@@ -255,7 +255,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
         n_tok, pos, skip = step_of(a.step)
         shared = shared_address(cuda.shared.array(0, uint8))
         n_head, g, t = a.n_row * group, lane() // 4, lane() % 4
-        # A lane's pieces of a key, of a value and of a query's sums, and where the first is.
+        # A lane's pieces of a key, of a value and of a query's sums, and the position of the first.
         n_k = (head_dim - 8 * t + 31) // 32
         n_v, n_sum = (head_dim - 8 * g + 63) // 64, (head_dim - 16 * t + 63) // 64
         if all_there:  # then rows have a multiple of 32 elements
@@ -316,7 +316,7 @@ def attend_few(head_dim: int, group: int, kv_types: tuple[str, str], packs: bool
             sync_block()
             finish(a, shared, 1, query, n_head, (part, n_part, a.n_split), packed_row)
             if n_part > 1 and a.out != 0:
-                # A row that is one query has a counter: n_tok is 1, heads are few.
+                # A row of one query has a counter: n_tok is 1, heads are few.
                 counter = a.scratch - COUNTERS + 4 * quotient(item, most)
                 if is_last(counter, n_part):
                     join(query, heads, a.partial, (n_part, a.n_split), a.out, a.lse, packed_row)

@@ -26,7 +26,7 @@ from tamis.jit_kernels.cuda.linear.pack import put_15_bits, put_two_15_bits
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 LOWEST = -1e30  # the maximum of no scores
-MASKED = -3e38  # a score whose weight is 0 whatever the maximum is
+MASKED = -3e38  # a score whose weight is 0 for any maximum
 AT_ONCE = 16  # parts of a head that a thread has in flight
 PAIRS = types.UniTuple(float32, 2 * AT_ONCE)
 
@@ -119,7 +119,7 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
             else:
                 value = value / row_sum if row_sum > 0 else float32(0)
                 store_f32(a.out + 4 * (head_dim * to + d), value)
-                if packs and row[0] != 0:  # whole warps come here, all lanes with neighbours
+                if packs and row[0] != 0:  # whole warps come here; all lanes have neighbours
                     put_15_bits(row[0], row[1], head_dim * (to - row[2]) + d, value, True)
                 if a.lse != 0 and d == 0:
                     store_f32(

@@ -32,7 +32,7 @@ from tamis.jit_kernels.cuda.lang.ptx import (
 from tamis.jit_kernels.cuda.lang.scratch import heads_of
 
 KEYS = 64  # of a slice
-FAR = 1 << 30  # the position of what is no key: after every query
+FAR = 1 << 30  # the position of a missing key: after every query
 POSITION, BIAS, K_ADDRESS, V_ADDRESS, LIST = 0, 4 * KEYS, 8 * KEYS, 16 * KEYS, 24 * KEYS
 N_LIST = 3
 
@@ -49,7 +49,10 @@ class Layout(NamedTuple):
 
 
 def layout_of(head_dim: int) -> Layout:
-    """The layout. Row strides are 16 bytes off a multiple of 128: eight rows do not conflict."""
+    """The layout.
+
+    Row strides are 16 bytes off a multiple of 128, so that eight rows do not conflict.
+    """
     row = 2 * head_dim + 16
     slice_ = 2 * KEYS * row
     return Layout(row, slice_, 2 * slice_, 2 * slice_ + N_LIST * LIST)
@@ -58,7 +61,7 @@ def layout_of(head_dim: int) -> Layout:
 def _listing(head_dim: int, kv_types: tuple[str, str]) -> Any:
     """The function that lists the slice of keys from p on, one a thread 0 .. KEYS - 1."""
     k_bytes, v_bytes = (row_bytes(type, head_dim) for type in kv_types)
-    always = kv_types != ("f16", "f16")  # rows of bytes are read, if for nothing
+    always = kv_types != ("f16", "f16")  # rows of bytes are always read, even if they are not used
 
     @device
     def note(at, keys, pages, p):
@@ -104,8 +107,8 @@ def _fetcher(head_dim: int, type: str, row: int) -> Any:
 
     @device
     def decode(to, at, addresses):
-        # Of eight threads that write together, four have a key and four the fourth after it: in all
-        # banks.
+        # Of eight threads that write together, four have a key and four the fourth after it, to use
+        # all banks.
         t = thread() % 4
         key = thread() // 32 * 8 + thread() // 8 % 4 + thread() // 4 % 2 * 4
         live = load_shared_i32(uint32(at + POSITION + 4 * key)) != FAR

@@ -1,11 +1,11 @@
 """Attention of blocks of 16 query tokens by warpgroups (Shah et al. 2024, arXiv 2407.08608).
 
-Eight warps have 16 tokens of one head each: the heads of a row of a Selection, or eight or fewer of
-many, and, where they are few, of the next blocks of queries, too. Four more copy slices of K and V
-to shared memory, each to a stage of its own: what any of the rows chose (key_slices.py). Each slice
-has a list of positions and biases, a row's own, and says whether a row has all of it, some or
-nothing. Queries and weights are float16, sums float32. While one warpgroup does its softmax, the
-other multiplies.
+Eight warps each have 16 tokens of one head: the heads of a row of a Selection (eight or fewer of
+many) and, if these are few, of the next blocks of queries, too. Four more warps copy slices of K
+and V to shared memory, each to its own stage: the union of the rows' selections (key_slices.py).
+Each slice has a list of positions and biases for each row, and states whether a row has all of it,
+some or nothing. Queries and weights are float16, sums float32. While one warpgroup does its
+softmax, the other multiplies.
 """
 
 import math
@@ -62,7 +62,7 @@ STAGES = 4  # slices in shared memory
 
 
 class Layout(NamedTuple):
-    """Bytes in shared memory: of a slice and its list; where queries, lists and barriers begin."""
+    """Bytes in shared memory: of a slice and its list; offsets of queries, lists and barriers."""
 
     slice: int
     list: int
@@ -84,7 +84,7 @@ def layout_of(head_dim: int, n_block: int) -> Layout:
 
 @device
 def wait_for(barrier, phase):
-    """Wait for the phase of a barrier that the n-th use of its stage ends with."""
+    """Wait for the phase of a barrier that the n-th use of its stage completes."""
     while barrier_ended(uint32(barrier), uint32(phase & 1)) == 0:
         pass
 
@@ -311,7 +311,10 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
 
     @device
     def fetch(shared, use, place_, rows, pages, range_):
-        """The producer: lists and copies what a row's blocks of queries chose; the stages used."""
+        """The producer: lists and copies the keys that a row's blocks of queries selected.
+
+        Returns the stages used.
+        """
         (pair, h, n_row, split), (indptr, indices, block, log_weight) = place_, rows
         (k_pages, v_pages, k_table, v_table, n_head_kv, h_kv) = pages
         n_tok, pos, stride, window = range_
@@ -366,7 +369,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
                 seen = n_tok, pos, a.stride, a.window
                 use = fetch(shared, use, (pair, h, a.n_row, split), selection, pages, seen)
                 continue
-            # This lane's rows are tokens lane / 4 and 8 more of a head.
+            # This lane's rows are tokens lane / 4 and lane / 4 + 8 of a head.
             tok, n_live = tokens(pair, min(warp() // heads, n_block - 1), n_tok)
             head, mine = h * group + heads * pass_ + warp() % heads, lane() // 4
             # A row without a token reads token 0's.
@@ -382,7 +385,7 @@ def attend_group(head_dim: int, group: int, q_block: int, kv_types: tuple[str, s
             )
             limits = pos + a.stride * (tok + mine), a.window if a.window != 0 else FAR, 8 * a.stride
             queries = shared + layout.queries + tile_bytes * (warp() // 4)
-            sync_warpgroup(uint32(warp() // 4))  # all have read the last ones
+            sync_warpgroup(uint32(warp() // 4))  # all warps have read the previous ones
             at = uint32(queries + 2048 * (warp() % 4))
             store_q(values, at, uint32(mine), uint32(lane() % 4))
             fence_async()

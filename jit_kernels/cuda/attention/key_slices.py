@@ -1,10 +1,11 @@
-"""Slices of keys for attend_group: what any of some blocks of queries chose, SLICE keys at a time.
+"""Slices of keys for attend_group: a union of the selections of some blocks of queries.
 
-A warp walks through the entries of all its blocks of queries at once. An equal share of its lanes
-has a block's next entries, one each, while as many after them are in flight. What is beyond the
-last entry that some block has here may not be all that there is of it, and waits. Of the others,
-equal ones are one block of keys: those of the lowest lanes (`leads`) are the batch, whose positions
-slices take in the order of the lanes. So keys are not in order; attention does not ask for it.
+A slice has SLICE keys. A warp walks through the entries of all its blocks of queries at once. An
+equal share of its lanes has a block's next entries, one each, while as many later ones are in
+flight. Entries beyond the last one of some block are held back, as that block may have more of
+them. Of the others, equal ones are one block of keys: those of the lowest lanes (`leads`) are the
+batch, whose positions slices take in the order of the lanes. So keys are not in order, which
+attention does not need.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     sync_warp,
 )
 
-NOTHING, SOME, WHOLE, END = 0, 1, 2, 3  # of a slice, a block of queries has; there is none
+# how much of a slice a block of queries has; END: there is no slice
+NOTHING, SOME, WHOLE, END = 0, 1, 2, 3
 BEYOND = (1 << 31) - 1  # no entry
 
 # Bytes of a list: a word for each block of queries, rows of keys, rows of values (-1: none), then
@@ -43,19 +45,19 @@ ENTRIES = V_ROWS + 4 * SLICE
 class Walk(NamedTuple):
     """A lane's state in a walk: its entry of the batch, and prefetched later entries."""
 
-    first: Any  # entry of its block of queries in the batch
+    first: Any  # the first entry of its block of queries in the batch
     end: Any  # of the entries of its block
-    held: Any  # one of them, BEYOND where there is none
-    coming: Any  # one of those after them
-    taken: Any  # how many of its block the batch has
-    same: Any  # lanes that hold the same, a bit each
+    held: Any  # one of them, BEYOND if there is none
+    coming: Any  # a later one, in flight
+    taken: Any  # the number of its block's entries in the batch
+    same: Any  # lanes with the same entry, one bit each
     leads: Any
 
 
 class Keys(NamedTuple):
     """Addresses of the keys, and the range of positions that a warp's queries see."""
 
-    low: Any  # the first position that one sees
+    low: Any  # the first position that a query sees
     high: Any  # and the last
     block: Any  # positions of a block of keys
     k_table: Any
@@ -156,7 +158,7 @@ def _writing(n_block: int) -> Any:
 
 
 def _judging(n_block: int) -> Any:
-    """The function that tells whether this lane's block of queries sees any, and all, of m keys.
+    """The function that returns whether this lane's block of queries sees any, and all, of m keys.
 
     "All" means that each of its queries sees each of them; seen: first and last visible position.
     """
@@ -205,10 +207,10 @@ def _finding() -> Any:
 
 
 def listing(n_block: int) -> tuple[Any, Any]:
-    """The function that begins a walk of n_block blocks of queries, and that of its next slice.
+    """The functions that begin a walk of n_block blocks of queries, and that list its next slice.
 
-    The latter lists the slice at `to` where it is `owned`; used: positions of the batch that were
-    taken. Gives what is left, what of its batch is used, and how many keys there are. seen: see
+    The latter lists the slice at `to` if it is `owned`; used: positions of the batch that were
+    taken. It returns the rest, how much of its batch is used, and the number of keys. seen: see
     _judging.
     """
     share, (walk, batch) = WARP // n_block, walking(n_block)
@@ -216,7 +218,7 @@ def listing(n_block: int) -> tuple[Any, Any]:
 
     @device
     def fill(to, n):
-        """No keys from the n-th on."""
+        """Mark the keys from the n-th on as missing."""
         for i in range(n + lane(), SLICE, WARP):
             store_shared_i32(uint32(to + K_ROWS + 4 * i), int32(-1))
             for b in range(n_block):

@@ -56,7 +56,7 @@ def norm_head(head, norm, head_dim, eps):
 
 
 def rotating(neox: int) -> Any:
-    """The function rotate(head, cos, sin, n_half), a warp's work."""
+    """The function rotate(head, cos, sin, n_half) of a warp."""
 
     @device
     def rotate(head, cos, sin, n_half):

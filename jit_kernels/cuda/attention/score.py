@@ -12,14 +12,14 @@ from tamis.jit_kernels.cuda.lang.ptx import load_shared, store_shared_f32
 from tamis.jit_kernels.cuda.lang.scratch import HEADS
 
 SPAN = 256  # rows that a block multiplies at a time: one a thread
-ROW = 4 * (SPAN + 8)  # bytes of a query's products, eight banks after the one before
+ROW = 4 * (SPAN + 8)  # bytes of a query's products; rows start eight banks apart
 
 
 def staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     """The function (shared, q, n_q, rows, start): products of n_q of f32 q [heads, n] with a span.
 
-    row_of(rows, j): address of row j, n elements of a type of KV_TYPES, or 0 for zeros. A block's
-    work.
+    row_of(rows, j): address of row j, n elements of a type of KV_TYPES, or 0 for zeros. It is run
+    by a block.
     """
     scoring = scoring_of(n, type)
     read_q, load_q = scoring.read_q, scoring.load_q

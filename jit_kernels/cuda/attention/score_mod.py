@@ -1,7 +1,7 @@
-"""Attention with modified scores (soft cap, ALiBi, later positions) or of long heads.
+"""Attention with modified scores (soft cap, ALiBi, later positions) or with long heads.
 
 A block has one query: a thread scores a key and then sums some elements of the values. Keys are
-read once a query head: simple, not fast, as few models have such scores or heads.
+read once per query head, which is simple but not fast: few models have such scores or heads.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Attention sinks: a key without value takes a share of the softmax; parts of the keys, joined."""
+"""Attention sinks: a key without value takes a share of the softmax; merge of parts of keys."""
 
 from numba import float32
 

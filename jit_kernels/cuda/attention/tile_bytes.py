@@ -1,8 +1,8 @@
-"""As tile_few.py, for a KV cache of q8_0 and q4_0.
+"""The products of tile_few.py for a KV cache of q8_0 and q4_0.
 
-Keys are multiplied as the bytes they are: with queries of 15 bits, two signed bytes an element and
-a scale for 32 of them, in whole numbers; their own scales come after the product. Values become
-float16 as their bytes are packed into words. Everything is unrolled while IR is built.
+Keys are multiplied as integers, without conversion: with queries of 15 bits, two signed bytes an
+element and a scale for 32 of them; the keys' own scales are applied after the product. Values
+become float16 as their bytes are packed into words. Everything is unrolled while IR is built.
 """
 
 from typing import Any
@@ -46,10 +46,10 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     emit,
 )
 
-STEPS = 127 * 128  # of the largest of 32 elements
-TINY = 1e-30  # elements up to here are 0
+STEPS = 127 * 128  # steps of the largest of 32 elements
+TINY = 1e-30  # elements up to this size count as 0
 Q = 5  # words of a lane's eight elements of a query: high bytes, low ones, twice; their step
-# What makes n - 8 of the halves 1024 + 16 n that have a nibble four bits up.
+# Converts halves 1024 + 16 n, whose nibble is four bits up, to n - 8.
 SIXTEENTHS, LESS_72 = 0x2C002C00, 0xD480D480
 
 

@@ -1,9 +1,9 @@
 """A warp's products of up to eight queries with 16 keys on tensor cores, at 22 bits.
 
-Rows g of the queries' matrix are float16 parts of query g, rows g + 8 its residual: together
-22 bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of
-keys in their order in memory: a sum over elements may be taken in any order, so they need not be
-moved. Everything is unrolled while IR is built. An 8-bit or 4-bit KV cache: see tile_bytes.py.
+Rows g of the queries' matrix are float16 parts of query g, rows g + 8 its residual: together 22
+bits. With g = lane / 4 and t = lane % 4 (see mma_f16), a lane has pieces of eight elements of keys
+in their order in memory: the order of a sum over elements is arbitrary, so they need not be moved.
+Everything is unrolled while IR is built. For an 8-bit or 4-bit KV cache see tile_bytes.py.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class Scoring(NamedTuple):
 
     read_q: Any  # (address, address of the last piece) -> float32: the lane's pieces of query g
     load_q: Any  # (these, scale) -> queries
-    load_key: Any  # (row's address, 8t, m) -> the lane's first m pieces of a key, to be in flight
+    load_key: Any  # (row's address, 8t, m) -> the lane's first m pieces of a key, in flight
     score: Any  # (queries, key g, key g + 8) -> g . keys 2t, 2t + 1, 2t + 8, 2t + 9
     n_piece: int
 
@@ -79,7 +79,8 @@ def scoring_of(n: int) -> Scoring:
     def score(b, q, first, second):
         found: list[Any] = []
         for key in (first, second):
-            sums = [[ir.Constant(FLOAT, 0.0)] * 4 for _ in range(2)]  # two: they need not wait
+            # two sums, which do not wait for each other
+            sums = [[ir.Constant(FLOAT, 0.0)] * 4 for _ in range(2)]
             for i in range(2 * n_piece):
                 part, two = q[4 * i : 4 * i + 4], key[2 * i : 2 * i + 2]
                 sums[i % 2] = emit(b, MMA_F16, [*part, *two, *sums[i % 2]])

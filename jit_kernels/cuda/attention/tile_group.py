@@ -110,9 +110,10 @@ def weighing(head_dim: int) -> Any:
 
 
 def storing(head_dim: int) -> Any:
-    """The intrinsic (queries, address, lane / 4, lane % 4): a warp's 16 rows for score to read.
+    """The intrinsic that stores a warp's 16 rows for score.
 
-    address: of the first of the rows, a multiple of 8 rows.
+    Its arguments are (queries, address, lane / 4, lane % 4); address is that of the first row,
+    whose number is a multiple of 8.
     """
 
     @op(void, types.UniTuple(uint32, head_dim // 4), uint32, uint32, uint32)

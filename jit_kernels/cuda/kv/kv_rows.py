@@ -47,8 +47,8 @@ from tamis.jit_kernels.cuda.lang.ptx import (
 )
 from tamis.jit_kernels.cuda.lang.readers import const_f16, const_i8, const_u8, const_u16
 
-TINY = 1e-30  # scales up to here are 0
-# As unsigned bytes, elements are larger by so much; and 1024 and that as two float16.
+TINY = 1e-30  # scales up to this size count as 0
+# The offset of elements as unsigned bytes; and 1024 and that offset as two float16.
 BIAS = {"q8_0": 128, "q4_0": 8}
 BIASES = {"q8_0": 0x64806480, "q4_0": 0x64086408}
 
@@ -156,7 +156,7 @@ def value_bytes(type: str, head_dim: int) -> Bytes:
 
 
 def doubled(b: Any, scales: list[Any], block: int) -> Any:
-    """Emit a word that has the scale of a block in both halves."""
+    """Emit a word with the scale of a block in both halves."""
     chosen = ir.Constant(I32, 0x3232 if block % 2 else 0x1010)
     word = scales[block // 2]
     return emit(b, BYTES_OF_TWO, [word, word, chosen])[0]
@@ -212,7 +212,7 @@ def loading_halves(n: int, apart: int) -> Any:
 class Pieces(NamedTuple):
     """Functions of a quantised row's pieces: d .. d + 7 of every 32 elements, d a multiple of 8."""
 
-    load: Any  # (row's address, d, is it there) -> what is there, to be in flight; else zeros
+    load: Any  # (row's address, d, whether it exists) -> its data, in flight; else zeros
     halves: Any  # (these, d) -> words of float16, four a piece
 
 
@@ -307,7 +307,7 @@ def storing_pieces(n: int, apart: int) -> Any:
 # ---- writing -------------------------------------------------------------------------------------
 @device
 def away_from_zero(y):
-    """The nearest whole number, of ties the one that is further from 0."""
+    """The nearest integer; of ties the one further from 0."""
     size = abs(y)
     whole = int32(size)
     whole += int32(size - float32(whole) >= float32(0.5))
@@ -316,14 +316,14 @@ def away_from_zero(y):
 
 @device
 def inverse(scale):
-    """1 / scale; 0 where the scale is."""
+    """The quotient 1 / scale; 0 if the scale is 0."""
     return float32(1) / scale if abs(scale) > float32(TINY) else float32(0)
 
 
 def keeping(type: str, head_dim: int) -> Any:
     """The function (x, row's address) that quantises float32 x [head_dim] to a row, by one warp.
 
-    A lane has an element of each block of 32.
+    A lane has one element of each block of 32.
     """
     n_byte, half = scales_at(type, head_dim), KV_BLOCK // 2
     assert KV_BLOCK == WARP
@@ -361,7 +361,7 @@ def keeping(type: str, head_dim: int) -> Any:
 
 
 def copying(type: str, head_dim: int) -> Any:
-    """The function (row's address, other row's): copy a row; a warp's work."""
+    """The function (row's address, other row's) of a warp, which copies a row."""
     size = row_bytes(type, head_dim)
 
     @device

@@ -54,7 +54,7 @@ def lines_of(size, first, end):
 
 @device
 def allocate(maps, sizes, layer, page):
-    """Assign a frame to a page that is about to be written."""
+    """Assign a frame to a page that will be written."""
     (table, ring, owner, used), (n_layer, n_page, n_ring) = maps, sizes
     slot = layer * n_ring + remainder(page, n_ring)
     entries = table + 4 * n_page * layer
@@ -89,7 +89,7 @@ def kv_allocate() -> list[Launch]:
         for layer in range(tid, a.n_layer, n_thread):
             slot, stored = layer * a.n_ring + remainder(first, a.n_ring), layer * a.n_page + first
             new = load_i32(a.table + 4 * stored) != slot
-            sync_block()  # all have read that
+            sync_block()  # all threads have read it
             for page in range(first + thread(), (pos + n_tok - 1) // PAGE + 1, THREADS):
                 allocate(maps, sizes, layer, page)
             if new and lines > 0:
@@ -174,7 +174,7 @@ def count_ranks(used, now, n_layer, n_cache, ranks):
     for _ in range((n_quad + TAKERS - 1) // TAKERS):
         for x in load_u128(used + 16 * min(q, n_quad - 1)):
             rank = rank_of(x, now, n_layer) if q < n_quad else 0
-            # Neighbours are often alike: one of them counts for all.
+            # Neighbours are often equal: one lane counts for all of them.
             alike = equal_lanes(uint32(rank))
             if rank > 0 and alike & before == 0:
                 cuda.atomic.add(ranks, rank, int32(count_bits(alike)))  # type: ignore[call-arg]
@@ -225,14 +225,14 @@ def take_frames(maps, sizes, n, now, ranks, counts):
 
 
 def kv_evict(reader: str) -> list[Launch]:
-    """Kernel of KV_EVICT, a single thread block; which page gets which frame is not fixed."""
+    """Kernel of KV_EVICT, a single thread block; the assignment of frames is not deterministic."""
     reads = KV_READERS[reader]
     marked, spans = reads is READS_SELECTION, device(reads.spans)
     before, every = 8 * reads.first, 8 * reads.every
 
     @device
     def bounds(found, n_found):
-        """The least and the largest of the first n_found int64s; 0, 0 where there are none."""
+        """The least and the largest of the first n_found int64s; 0, 0 if there are none."""
         low = high = load_i64(found + before) if n_found > 0 else int64(0)
         for i in range(1, n_found):
             value = load_i64(found + before + every * i)
@@ -275,7 +275,7 @@ def kv_evict(reader: str) -> list[Launch]:
         sync_block()
         n, n_hit = int64(seen[0]), int64(seen[1])
         if n > 0:
-            sync_block()  # all have read these
+            sync_block()  # all threads have read these
             sizes = a.layer, a.n_layer, a.n_page, a.n_first, a.n_cache
             take_frames((a.table, a.owner, a.used, a.missing), sizes, n, now, ranks, seen)
         if thread() == 0:

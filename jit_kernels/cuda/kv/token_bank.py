@@ -1,7 +1,7 @@
 """Ops of the token bank: begin a pass, look units up, fetch them from the host's memory.
 
-A block has a KV head's slots to itself while it looks units up. What is missing is read over the
-link once, in pieces of 16 bytes a lane, straight to where attention reads it.
+A block owns a KV head's slots while it looks units up. Missing units are read over the link once,
+in pieces of 16 bytes a lane, directly to where attention reads them.
 """
 
 from typing import Any
@@ -34,11 +34,11 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 from tamis.jit_kernels.cuda.lang.ptx import add_i64, exchange_i32
 
 MANY = 1024  # threads that look units up
-TAKEN = -2  # a unit that a thread finds a slot for
+TAKEN = -2  # marks a unit for which a thread is finding a slot
 
 
 def bank_begin() -> list[Launch]:
-    """Kernel of BANK_BEGIN, a single block: there is nothing to drop but after a truncation."""
+    """Kernel of BANK_BEGIN, a single block: only after a truncation are there units to drop."""
 
     def kernel(tid, n_thread, a):
         if tid != 0:
@@ -53,7 +53,7 @@ def bank_begin() -> list[Launch]:
                     store_i32(slots + 4 * u, -1)
                     store_i32(a.owner + 4 * (a.n_slot * h + slot), -1)
                     store_i32(a.used + 4 * (a.n_slot * h + slot), -KV_OLD)
-        sync_block()  # all have read what is written now
+        sync_block()  # all threads have read what is now written
         if thread() == 0:
             store_i64(a.state + BANK_STATE.n_written, pos + n_tok)
             store_i64(a.row_step + STEP.n_tok, n_tok)
@@ -84,7 +84,7 @@ def take_slot(maps, sizes, h, unit, now, counts):
             rank = rank_of(load_i32(stamps + 4 * (first + i)), now, n_layer)
             if rank > best:
                 best, at = rank, first + i
-        # Another thread may come to the same group once more: who stamps the slot first has it.
+        # Another thread may try the same group: the first one to stamp the slot gets it.
         if best > 0 and int64(exchange_i32(stamps + 4 * at, int32(now))) != int64(int32(now)):
             slot = at
     before = load_i32(own + 4 * slot)
@@ -96,10 +96,13 @@ def take_slot(maps, sizes, h, unit, now, counts):
 
 
 def bank_lookup() -> list[Launch]:
-    """Kernel of BANK_LOOKUP: blocks stride over KV heads; who gets which slot is not fixed."""
+    """Kernel of BANK_LOOKUP: blocks stride over KV heads.
+
+    The assignment of slots is not deterministic.
+    """
 
     def kernel(tid, n_thread, a):
-        counts = cuda.shared.array(4, int32)  # the hand, units that are missing, and that are not
+        counts = cuda.shared.array(4, int32)  # the hand, missing units, and units that were found
         pos, now = load_i64(a.step + STEP.pos), load_i64(a.state + BANK_STATE.serial)
         newest, top = quotient(pos, a.unit), a.n_slot - 1
         maps, sizes = (
@@ -178,7 +181,7 @@ def bank_fetch() -> list[Launch]:
         home = a.n_page * n_head_kv * PAGE * a.layer
         newest = quotient(pos, a.unit) * a.unit
         for h in range(remainder(tid, n_head_kv), n_head_kv, n_thread):
-            # Blocks of threads share a head's units, those of other heads beside them.
+            # Blocks of threads share a head's units; other heads have other blocks.
             n_block = max(1, quotient(n_thread + n_head_kv - 1 - h, n_head_kv))
             item, n_warp = quotient(tid, n_head_kv) + n_block * warp(), n_block * WARPS
             slots = a.slots + 4 * a.n_unit * (a.layer * n_head_kv + h)

@@ -1,1 +1,1 @@
-"""What CUDA kernels are written in: addresses, warps and blocks, PTX, register tiles."""
+"""The vocabulary of CUDA kernels: addresses, warps and blocks, PTX, register tiles."""

@@ -27,10 +27,10 @@ MORE = "some many"  # see Launch
 class Launch(NamedTuple):
     """One kernel of an op. An op is a list of them, launched in order.
 
-    blocks: a multiprocessor's, of `threads` threads. rows: the kernel is for calls of "few" rows
+    blocks: per multiprocessor, of `threads` threads. rows: the kernel is for calls of "few" rows
     (at most FEW_ROWS), of "some" (at most SOME_ROWS), of "many", of two of these, or of "any".
-    start: what the kernel does first, where it can while the kernel before it still runs, reading
-    nothing that other kernels write. hands_on: what start returns is the kernel's last argument.
+    start: the prologue, which may run while the kernel before is still running and reads nothing
+    that other kernels write. hands_on: whether start's result is the kernel's last argument.
     """
 
     kernel: Any
@@ -40,8 +40,9 @@ class Launch(NamedTuple):
     rows: str = "any"
     start: Any = None
     hands_on: bool = False
-    cluster: int = 1  # blocks that run at the same time, of which n_thread is a multiple
-    any_size: bool = False  # blocks of any power of two of threads, from a warp on, do the same
+    cluster: int = 1  # blocks that run at the same time; n_thread is a multiple of it
+    # whether blocks of any power of two of threads, from a warp on, give the same results
+    any_size: bool = False
 
 
 @device
@@ -101,7 +102,7 @@ def block_sum(x):
     """The sum over a block, in every thread; all threads must call it."""
     parts = cuda.shared.array(WARPS, float32)
     x = warp_sum(x)
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == 0:
         parts[warp()] = x
     sync_block()
@@ -116,7 +117,7 @@ def block_max(x):
     """The maximum over a block, in every thread; all threads must call it."""
     parts = cuda.shared.array(WARPS, float32)
     x = warp_max(x)
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == 0:
         parts[warp()] = x
     sync_block()
@@ -143,7 +144,7 @@ def block_before(x, parts):
     array can have one caller only: each inlined copy would define the same symbol.
     """
     through, n_warp = warp_through(x), threads() // WARP
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == WARP - 1:
         parts[warp()] = through
     sync_block()
@@ -157,7 +158,7 @@ def block_before(x, parts):
 def most_of(x, parts):
     """The largest of the threads' float32s; parts: a shared array, a float32 a warp."""
     x = warp_max(x)
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == 0:
         parts[warp()] = x
     sync_block()
@@ -171,7 +172,7 @@ def most_of(x, parts):
 def total_of(x, parts):
     """The sum of the threads' float32s; parts: as for most_of."""
     x = warp_sum(x)
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == 0:
         parts[warp()] = x
     sync_block()
@@ -185,7 +186,7 @@ def total_of(x, parts):
 def least_of(x, parts):
     """The least of the threads' int32s; parts: a shared array, an int32 a warp."""
     x = lowest_of_warp(int32(x))
-    sync_block()  # what an earlier call left may still be read
+    sync_block()  # results of an earlier call may still be read
     if lane() == 0:
         parts[warp()] = x
     sync_block()

@@ -245,7 +245,7 @@ def store_f16(b, p, v):
 # ---- constants: what no kernel of the same launch writes -----------------------------------------
 @op(int64, int64)
 def const_i64(b, p):
-    """The int64 at p: read once, wherever it is asked for."""
+    """The int64 at p: read once, however often it is used."""
     return load_constant(b, p, I64, 8)
 
 
@@ -336,7 +336,7 @@ def store_i16(b, p, v):
 
 @op(int32, float32)
 def rounded(b, x):
-    """The nearest integer, of at most 2^22."""
+    """The nearest integer of a value up to 2^22."""
     return nearest(b, x)
 
 

@@ -50,7 +50,7 @@ class Text(NamedTuple):
 
 
 def emit(b: Any, ptx: Text, values: list[Any]) -> list[Any]:
-    """Place a text whose arguments are these registers; its results."""
+    """Emit a text whose arguments are these registers; returns its results."""
     outs, ins = _flat(ptx.ret), [register for arg in ptx.args for register in _flat(arg)]
     constraints = [f"={_LETTER[r]}" for r in outs] + [_LETTER[r] for r in ins]
     constraints += ["~{memory}"] if ptx.volatile else []
@@ -138,21 +138,21 @@ LOAD_MATRICES_TRANSPOSED = Text(
 load_matrices_transposed = _intrinsic(
     LOAD_MATRICES_TRANSPOSED, "As load_matrices, each matrix transposed."
 )
-# The 16 bytes at $4, constant and a multiple of 16, or zeros where $5 is 0.
+# The 16 bytes at $4, constant and a multiple of 16, or zeros if $5 is 0.
 LOAD_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0;"
     " mov.u32 $3, 0; @p ld.global.nc.v4.u32 {$0,$1,$2,$3}, [$4]; }",
     U4,
     (int64, uint32),
 )
-# The same of what is read once: it takes no room in the first cache.
+# The same for data that is read once: it takes no room in the first-level cache.
 STREAM_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $5, 0; mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0;"
     " mov.u32 $3, 0; @p ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4]; }",
     U4,
     (int64, uint32),
 )
-# The two float32 at $2, a multiple of 8, or $4 and 0 where $3 is 0.
+# The two float32 at $2, a multiple of 8, or $4 and 0 if $3 is 0.
 LOAD_PAIR_IF = Text(
     "{ .reg .pred p; setp.ne.u32 p, $3, 0; mov.f32 $0, $4; mov.f32 $1, 0f00000000;"
     " @p ld.global.v2.f32 {$0,$1}, [$2]; }",
@@ -322,7 +322,7 @@ product = _ptx("mul.rn.f32 $0, $1, $2;", float32, float32, float32)(
 # Two float16 that begin with a byte each, the low ones or the high ones of a word, and end in 0x64.
 LOW_BYTES = Text("prmt.b32 $0, $1, 0x64646464, 0x4140;", uint32, (uint32,))
 HIGH_BYTES = Text("prmt.b32 $0, $1, 0x64646464, 0x4342;", uint32, (uint32,))
-# Of two float16 each (9.7.4).
+# Operations on two float16 each (9.7.4).
 SUBTRACT_HALVES = Text("sub.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
 MULTIPLY_HALVES = Text("mul.rn.f16x2 $0, $1, $2;", uint32, (uint32, uint32))
 FMA_HALVES = Text("fma.rn.f16x2 $0, $1, $2, $3;", uint32, (uint32, uint32, uint32))

@@ -1,7 +1,7 @@
-"""Radix-select top-k of a row of scores by one block: the k-th best, then all from it on.
+"""Radix-select top-k of a row of scores by one block: finds the k-th best, then all from it on.
 
-A block may have any number of threads. Of rows that are read several times it holds the keys of the
-first HELD entries in its dynamic shared memory: what reads them waits for no memory then.
+A block may have any number of threads. For rows that are read several times it holds the keys of
+the first HELD entries in its dynamic shared memory, so that later passes do not wait for memory.
 """
 
 from typing import Any
@@ -39,9 +39,9 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     store_shared_i32,
 )
 
-DIGIT = 11  # bits: a sign, an exponent and two more spread scores over many counters
+DIGIT = 11  # bits: a sign, an exponent and two more distribute scores over many counters
 BINS = 1 << DIGIT
-HELD = 1 << 14  # entries that a block holds the keys of: 64 KiB, which every GPU has a block
+HELD = 1 << 14  # entries whose keys a block holds: 64 KiB, which every GPU has per block
 FEW = 256  # entries of one counter that are compared with each other
 AT_ONCE = 4  # scores that a thread has in flight
 SPAN, SUBSPAN = 256, 16  # positions with SUBSPAN maxima, each of as many positions SUBSPAN apart
@@ -71,7 +71,7 @@ def value_of(key):
 
 @device
 def number_of(key):
-    """A key as a float32: linear in the logarithm of positive scores, nearly."""
+    """A key as a float32, which is nearly linear in the logarithm of positive scores."""
     return float32(uint32(key))
 
 
@@ -80,7 +80,10 @@ def counting_by(measure: Any) -> Any:
 
     @device
     def bin_of(key, scale):
-        """Counters lie between the least and the most; one has all where these have no distance."""
+        """Counters cover the range from the least to the largest.
+
+        If these are equal, one counter has all.
+        """
         low, factor = scale
         return int32((measure(key) - low) * factor) if factor > float32(0) else int32(0)
 
@@ -88,9 +91,9 @@ def counting_by(measure: Any) -> Any:
 
 
 def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
-    """Functions that clear counters, find the k-th best's one, and the k-th best of those in it.
+    """The functions that clear counters, find that of the k-th best, and the k-th best in it.
 
-    The latter by digits of their keys, or pair by pair.
+    The last one compares digits of keys, or pairs.
     """
 
     @device
@@ -120,9 +123,9 @@ def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
 
     @device
     def by_digits(scores, low, high, chosen, k, shared, parts):
-        """As threshold, of the entries of one counter."""
+        """Do what threshold does, for the entries of one counter."""
         (number, scale), (counts, found) = chosen, shared
-        known = uint32(0)  # digits of the answer, from the highest on
+        known = uint32(0)  # the known digits of the answer, from the highest on
         for pass_ in range(3):
             shift = (32 - DIGIT, 32 - 2 * DIGIT, 0)[pass_]
             width = DIGIT if pass_ < 2 else 32 - 2 * DIGIT
@@ -143,7 +146,7 @@ def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
 
     @device
     def by_pairs(scores, low, high, chosen, k, shared):
-        """As by_digits, of at most FEW entries, which take the counters' place."""
+        """Do what by_digits does, for at most FEW entries, which overwrite the counters."""
         (number, scale), (counts, found) = chosen, shared
         if thread() == 0:
             found[0] = 0
@@ -165,7 +168,7 @@ def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
                 above += 1 if x > mine else 0
                 equal += 1 if x == mine else 0
             if above < k and k <= above + equal:
-                found[1], found[2] = int32(mine), k - above  # equal ones write the same
+                found[1], found[2] = int32(mine), k - above  # equal entries write the same
             i += threads()
         sync_block()
         return uint32(found[1]), found[2]
@@ -177,17 +180,18 @@ def thresholding(some_of: Any, measure: Any = value_of) -> Any:
     """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
 
     some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on; 0 is none. It
-    gives the k-th best ordered score of entries low .. high - 1, and how many equal ones are among
-    k. Counters are linear between the least and the largest score, so that few threads add to the
-    same; what is in the k-th one's counter is compared pair by pair, or digit by digit where it is
-    more than FEW. Scores that are exponentials would share one counter: of these, see number_of.
+    returns the k-th best ordered score of entries low .. high - 1, and how many equal ones are
+    among the best k. Counters are linear between the least and the largest score, so that few
+    threads increment the same one; the entries of the k-th one's counter are compared pair by pair,
+    or digit by digit if there are more than FEW. Scores that are exponentials would share one
+    counter: for these, see number_of.
     """
     bin_of = counting_by(measure)
     clear, digit_of, by_digits, by_pairs = narrowing(some_of, bin_of)
 
     @device
     def scale_of(scores, low, high, parts):
-        """The least score, and what a distance from it is multiplied by to be a counter's number.
+        """The least score, and the factor from a distance to it to a counter's number.
 
         parts: also of the least numbers.
         """
@@ -233,8 +237,8 @@ def thresholding(some_of: Any, measure: Any = value_of) -> Any:
 def writing(some_of: Any) -> Any:
     """The function (scores, low, high, bar, n_tie, out, parts) that writes the best of a kind.
 
-    Those are the entries above the bar and the first n_tie that are at it, ascending; it returns
-    how many.
+    Those are the entries above the threshold `bar` and the first n_tie that equal it, ascending; it
+    returns how many.
     """
 
     @device
@@ -268,10 +272,10 @@ def writing(some_of: Any) -> Any:
 
 
 def holding(some_of: Any) -> tuple[Any, Any]:
-    """Functions that keep the keys of entries of a kind in shared memory, and that read them.
+    """The functions that hold the keys of entries of a kind in shared memory, and that read them.
 
-    hold(shared, scores, low, high) is a block's work. The other one is as some_of, of (shared,
-    scores, low); entries that there is no room for are read where they are.
+    hold(shared, scores, low, high) is run by a block. The other one is like some_of, with (shared,
+    scores, low); entries without room are read from memory.
     """
 
     @device
@@ -326,7 +330,7 @@ def write_best(scores, low, high, k, out):
 
 @device
 def write_best_held(held, low, high, k, out):
-    """As write_best, of (shared, scores, low) whose keys are held."""
+    """Do what write_best does, for (shared, scores, low) whose keys are held."""
     parts = cuda.shared.array(MOST_WARPS, int32)
     bar, n_tie = threshold_held(held, low, high, k, parts)
     write_held(held, low, high, bar, n_tie, out, parts)
@@ -334,7 +338,7 @@ def write_best_held(held, low, high, k, out):
 
 @device
 def write_best_weights(held, low, high, k, out):
-    """As write_best_held, of scores that are exponentials."""
+    """Do what write_best_held does, for scores that are exponentials."""
     parts = cuda.shared.array(MOST_WARPS, int32)
     bar, n_tie = threshold_of_weights(held, low, high, k, parts)
     write_held(held, low, high, bar, n_tie, out, parts)
@@ -342,7 +346,7 @@ def write_best_weights(held, low, high, k, out):
 
 @device
 def write_range(out, low, high):
-    """Write low .. high - 1, of which there may be none; a block's work."""
+    """Write low .. high - 1, which may be empty; run by a block."""
     i = thread()
     while i < high - low:
         store_i32(out + 4 * i, low + i)
@@ -429,7 +433,7 @@ def of_group(source, i):
 
 @device
 def some_of_groups(source, i, apart, end):
-    """As some_of, of entries of listed groups."""
+    """Read like some_of, from entries of listed groups."""
     b, c, d = i + apart, i + 2 * apart, i + 3 * apart
     return (
         of_group(source, i)[1] if i < end else uint32(0),
@@ -446,7 +450,7 @@ threshold_of_groups = thresholding(some_of_held_groups)
 
 @device
 def write_best_by_maxima(shared, rows, low, high, k, order, out):
-    """As write_best, of rows of scores and of maxima as SCORE_KEYS leaves them.
+    """Do what write_best does, for rows of scores and of maxima as SCORE_KEYS leaves them.
 
     Only groups whose maximum is among the k best maxima can have one of the k best. order: scratch,
     as many int32 as there are scores. shared: room for the keys of HELD entries.

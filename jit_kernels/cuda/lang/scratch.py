@@ -1,18 +1,18 @@
-"""Sizes of what CUDA kernels need beside their fields; known without Numba."""
+"""Sizes of the buffers that CUDA kernels need beside their fields; known without Numba."""
 
 from typing import NamedTuple
 
 from tamis.formats.ggml_types import GGMLType
 
-# Most rows that products read weights anew for; of more, weights are unpacked once. CPUs have a
-# number of their own in contract/ops: a GPU's matrix units are worth it sooner.
+# The most rows for which products read weights again; for more, weights are unpacked once. CPUs
+# have another number in contract/ops: a GPU's matrix units pay off sooner.
 FEW_ROWS = 4
-SOME_ROWS = 32  # most rows of those that tensor cores multiply with weights from registers
-SOME_AT_ONCE = 16  # of them, those that are multiplied at a time
+SOME_ROWS = 32  # most rows that tensor cores multiply with weights from registers
+SOME_AT_ONCE = 16  # rows of them that are multiplied at a time
 
 
 def class_of(n_row: int) -> str:
-    """Which kernels products of so many rows have: "few", "some" or "many"."""
+    """The class of kernels for products of n_row rows: "few", "some" or "many"."""
     return "few" if n_row <= FEW_ROWS else "some" if n_row <= SOME_ROWS else "many"
 
 
@@ -20,13 +20,14 @@ COUNTERS = 4096  # bytes before scratch: int32 counters, 0 whenever no kernel ru
 DEPTH = 64  # elements of a row that the matrix product holds at a time
 HEADS = 8  # most queries that a warp multiplies keys with at a time: see tile_few.py
 CHUNK = 1024  # elements of a row of weights that a warp multiplies at a time
-# Of launches that do more than one op of a Program: warps of a block that multiply, rows whose
+# Of launches that fuse several ops of a Program: warps of a block that multiply, rows whose
 # products such a block has at a time, elements of the longest row that they norm.
 WORKERS = 16
 ROOM = 32 * WORKERS
 LONGEST_NORM = 1 << 14
-TILE_INTS = 3  # of MOE_MATMUL: a tile's expert, its first row of those in order, how many it has
-# Of launches whose weights lie in shared memory whole (matmul_staged.py): warps of a block, rows of
+# for MOE_MATMUL: a tile's expert, its first row among those in order, its number of rows
+TILE_INTS = 3
+# Of launches whose weights all fit in shared memory (matmul_staged.py): warps of a block, rows of
 # weights of a tile, bytes before the first one, bytes of all, most tiles of a block.
 STAGED_WARPS = 16
 STAGED_ROWS = 16
@@ -77,11 +78,12 @@ def expert_scratch(n_row: int, n_in: int, n_slot: int) -> int:
 
 
 class _FewRows(NamedTuple):
-    """Where the parts of a row of n elements begin that PACK_ROWS makes for quantised weights.
+    """The offsets of the parts of a row of n elements that PACK_ROWS makes for quantised weights.
 
-    In bytes, as multiples of n / 4. An element is 128 * high + low, both signed bytes, times the
-    scale of the 16 that it is one of; their sum is there too, float32. Where products were packed
-    for a norm, the sum of the squares of the 16 before they were multiplied by its weights, too.
+    They are in bytes, as multiples of n / 4. An element is 128 * high + low, both signed bytes,
+    times the scale of its 16 neighbours; their sum is stored, too, as float32. If products were
+    packed for a norm, so is the sum of the squares of the 16 before they were multiplied by its
+    weights.
     """
 
     low: int

@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Target(NamedTuple):
     """A GPU architecture. PTX of a plain one runs on all later GPUs, that of one with "a" on none.
 
-    ptx: the version of the PTX ISA, of the oldest driver that has all the instructions used.
+    ptx: the version of the PTX ISA, that of the oldest driver with all the instructions used.
     """
 
     name: str
@@ -33,7 +33,7 @@ TARGETS = {target.name: target for target in (Target("sm_80", (8, 0)), Target("s
 
 
 def target_of(capability: tuple[int, int]) -> Target | None:
-    """The best target of a GPU of this compute capability; None where there is none."""
+    """The best target of a GPU of this compute capability; None if there is none."""
     if capability == (9, 0):
         return TARGETS["sm_90a"]
     return TARGETS["sm_80"] if capability >= (8, 0) else None

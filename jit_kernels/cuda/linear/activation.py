@@ -15,7 +15,7 @@ SQRT_2_OVER_PI = 0.7978845608028654
 SQRT_HALF = 0.7071067811865476
 LOG2_E = 1.4426950408889634
 LARGEST_EXP = 87.0  # of exp's arguments
-LARGEST = 126.0  # of exp2's arguments: more would be infinite
+LARGEST = 126.0  # of exp2's arguments: larger ones would give infinity
 LINEAR_FROM = 20.0  # softplus(x) is x from here on, to the last bit of a float32
 ALPHA = 1.702  # of gpt-oss's gate
 
@@ -138,20 +138,20 @@ def clamped(x, limit):
 
 @device
 def gate_of_gpt_oss(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "gpt_oss": see GATE_CLAMPED."""
     x = min(gate, limit)
     return over_one_plus_exp(x, float32(ALPHA) * x) * (clamped(up, limit) + float32(1))
 
 
 @device
 def gate_clamped_before(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "before": see GATE_CLAMPED."""
     return silu(min(gate, limit)) * clamped(up, limit)
 
 
 @device
 def gate_clamped_after(gate, up, limit):
-    """See GATE_CLAMPED."""
+    """The gate of form "after": see GATE_CLAMPED."""
     return min(silu(gate), limit) * clamped(up, limit)
 
 

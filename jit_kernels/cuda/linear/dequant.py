@@ -1,8 +1,8 @@
 """Readers of 16 consecutive elements of ggml-quantised rows, for products and embedding.
 
-For a quantised type, `quants(row, i)` gives elements i .. i + 15 (i a multiple of 16): four words
+For a quantised type, `quants(row, i)` returns elements i .. i + 15 (i a multiple of 16): four words
 of bytes q, a scale and an offset; they are q * scale + offset. For a type of floats, `element(row,
-i)` gives one. Layouts are those of the NumPy decoders in tamis.formats.dequant, the oracle.
+i)` returns one. Layouts are those of the NumPy decoders in tamis.formats.dequant, the oracle.
 """
 
 from types import FunctionType
@@ -44,7 +44,7 @@ from tamis.jit_kernels.cuda.lang.readers import (
 )
 
 NIBBLES, PAIRS, ONES, ALL = 0x0F0F0F0F, 0x03030303, 0x01010101, 0xFFFFFFFF
-HIGH_NIBBLES = 0xF0F0F0F0  # sixteen times as much, which spares a shift
+HIGH_NIBBLES = 0xF0F0F0F0  # sixteen times the nibbles, which saves a shift
 
 
 def quants_q4_0(p, i):
@@ -166,20 +166,20 @@ def quants_q6_k(p, i):
 
 
 def _levels_of(table: np.ndarray) -> tuple[Any, Any]:
-    """Functions of four words of nibbles, each of which stands for one of sixteen levels.
+    """The functions of four words of nibbles, each of which stands for one of sixteen levels.
 
-    side(w, i): levels of the low nibbles, or of the high ones where i & 16; both(w): of both.
+    side(w, i): levels of the low nibbles, or of the high ones if i & 16; both(w): of both.
     """
     a, b, c, d = (int(word) for word in table.astype(np.int8).view(np.uint32))
 
     @device
     def level(w, late):
-        """Of the four nibbles in the low 16 bits of w; late: which are above 7."""
+        """The levels of the four nibbles in the low 16 bits of w; late: which are above 7."""
         return bytes_of_two(bytes_of_two(a, b, w), bytes_of_two(c, d, w), late)
 
     @device
     def in_order(w):
-        """Of the eight nibbles of a word: a byte's low one, its high one, and so on."""
+        """The levels of the eight nibbles of a word: a byte's low one, its high one, and so on."""
         number, late = field(w, 0, 0x77777777), join(0x32103210, field(w, 1, 0x44444444), 0)
         return level(number, late), level(field(number, 16, ALL), field(late, 16, ALL))
 
@@ -370,9 +370,9 @@ def quants_iq1_s(p, i):
 
 
 def quants_iq1_m(p, i):
-    """Blocks of 256: 32 codes, nibbles of 3 more bits and a sign of each 8, scales of 3 bits, d.
+    """Blocks of 256: 32 codes, nibbles of 3 more bits and a sign for each 8, 3-bit scales, d.
 
-    Eight times the values, plus 9: 2 of it are there where the sign is not.
+    It returns eight times the values, plus 9; 2 of that are added only where the sign is not set.
     """
     b, part = p + 56 * (i >> 8), (i & 255) >> 4
     codes, high = const_u16(b + 2 * part), const_u8(b + 32 + part)
@@ -459,8 +459,8 @@ def quants_nvfp4(p, i):
 
 
 # ---- two units at a time -----------------------------------------------------------------------
-# `halves(row, u)` gives 32 elements of a row as two units, what they share being read once: where
-# they begin, and q, scale and offset of each. u: 0 to a 32nd of the row's elements.
+# `halves(row, u)` returns 32 elements of a row as two units, which share one read: their offsets,
+# and q, scale and offset of each. u: 0 to a 32nd of the row's elements.
 
 
 def halves_q8_0(p, u):
@@ -556,7 +556,7 @@ def halves_of(type: str) -> Any:
 
 
 def _of_shared(function: Any) -> FunctionType:
-    """The same function with the readers of shared memory under the names of device memory's."""
+    """A copy of a function that reads shared memory instead of device memory."""
     own: dict[str, Any] = readers.SHARED._asdict()
     own["scale_and_minimum"] = device(FunctionType(_scale_and_minimum.__code__, globals() | own))
     return FunctionType(function.__code__, globals() | own, function.__name__)

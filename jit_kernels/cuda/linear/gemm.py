@@ -1,10 +1,10 @@
 """GEMM of many rows: float16 weights and activations, multiplied in tiles on tensor cores.
 
 scratch holds the weights f16 [n_out, padded] and packed the rows f16 [n_tok, padded], where padded
-is n_in up to a multiple of DEPTH and what is added is zero. A block computes TILE
-x TILE products; STAGES slices of DEPTH elements are in flight to shared memory. A row of a slice
-is 128 bytes; its 16-byte pieces are permuted by xor with the row, so that eight rows of one piece
-lie in different banks.
+is n_in rounded up to a multiple of DEPTH, with zeros as padding. A block computes TILE x TILE
+products; STAGES slices of DEPTH elements are in flight to shared memory. A row of a slice is 128
+bytes; its 16-byte pieces are permuted by xor with the row, so that eight rows of one piece lie in
+different banks.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ ROW_BYTES = 2 * DEPTH
 SLICE = TILE * ROW_BYTES  # bytes of a slice of one operand
 PIECES = TILE * ROW_BYTES // 16 // (WARPS * WARP)  # 16-byte pieces of a slice that a thread copies
 
-SUM_BYTES = 4 * (TILE + 8)  # of a row of sums in shared memory, eight banks after the one before
+SUM_BYTES = 4 * (TILE + 8)  # bytes of a row of sums in shared memory; rows start eight banks apart
 assert TILE * SUM_BYTES <= 2 * STAGES * SLICE
 GEMM_SHARED = 2 * STAGES * SLICE + 1024  # bytes: slices begin at a multiple of 1024
 
@@ -124,9 +124,9 @@ def place(row, piece):
 
 @device
 def copy_slice(shared, of, k):
-    """Start the copy of DEPTH elements, from k on, of TILE rows; zeros where no row is.
+    """Start the copy of DEPTH elements, from k on, of TILE rows; missing rows are zeros.
 
-    of: the rows' address, the first of them, how many there are, their width.
+    of: the rows' address, the first of them, their number, their width.
     """
     rows, first, n_row, width = of
     for i in range(PIECES):

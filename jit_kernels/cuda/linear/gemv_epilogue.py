@@ -1,11 +1,11 @@
 """Fused GEMV launches: one packed row times neighbouring matrices, with an op's epilogue.
 
-These are MATMUL and the op after it, where a decode step has both (see backends/fusion.py). A
-block has a warp that fetches weights to shared memory and WORKERS that multiply. A worker has the
-same chunk of x for all rows of weights, in registers; it takes a bundle of rows at a time. Little
-is in flight at once: with twice as much, the memory gives a fifth less; and x, which is asked for
-when the kernel before has ended, comes after all that was asked for sooner. Only for GPUs that copy
-in bulk (sm_90).
+These are MATMUL and the op after it, if a decode step has both (see backends/fusion.py). A block
+has a warp that fetches weights to shared memory and WORKERS that multiply. A worker has the same
+chunk of x for all rows of weights, in registers; it takes a bundle of rows at a time. Few bytes are
+in flight at once: with twice as many, memory delivers a fifth less; and x, which is requested when
+the kernel before has ended, arrives after all earlier requests. Only for GPUs that copy in bulk
+(sm_90).
 """
 
 from typing import Any, NamedTuple
@@ -62,16 +62,16 @@ from tamis.jit_kernels.cuda.linear.matmul_few import before_of, four_sums, multi
 from tamis.jit_kernels.cuda.linear.pack import put_15_bits
 
 BLOCKS = 1  # a multiprocessor's
-PLACES = 112 << 10  # bytes for weights in flight to a block, if two groups are not more
+PLACES = 112 << 10  # bytes for weights in flight to a block, unless two groups need more
 UNIT = 16  # elements of a packed row that share a scale
 
 
 class Ring(NamedTuple):
-    """Stages in shared memory for what is in flight: `stages` groups of bundles.
+    """Stages in shared memory for data in flight: `stages` groups of bundles.
 
-    rows: of a bundle; part: bytes of CHUNK elements of a row; group: bytes of a place, for as many
-    bundles' parts as there are workers. Behind the places are two barriers for each: all of it is
-    there; all workers are done with it.
+    rows: of a bundle; part: bytes of CHUNK elements of a row; group: bytes of a stage, for as many
+    bundles' parts as there are workers. After the stages there are two barriers for each: its data
+    has arrived; all workers have used it.
     """
 
     rows: int
@@ -94,20 +94,23 @@ def ring_of(type: str) -> Ring:
 
 
 class Rows(NamedTuple):
-    """What differs between ops: which rows a block has, and the epilogue of their products."""
+    """The differences between ops: the rows of a block, and the epilogue of their products."""
 
     unit: int  # rows that stay in one block
     address: Any  # (weights, bytes of a row, row) -> address of the bundle that begins there
-    # where: a row's number among all that the op multiplies, its token, its position, is there one
-    ahead: Any  # (to, where) -> what is read for a row before its product is there
+    # where: a row's number among all that the op multiplies, its token, its position, whether it
+    # exists
+    ahead: Any  # (to, where) -> data that is read for a row before its product is there
     finish: Any  # (to, where, value, ahead), called by whole warps
 
 
 class Fetcher(NamedTuple):
-    """Functions of one lane. A group is `per` rows, or of longer ones WORKERS chunks of a bundle.
+    """The functions of a lane that fetches.
+
+    A group is `per` rows, or of longer ones WORKERS chunks of a bundle.
 
     own: the block's first and last row, rows of a group, bytes from one of them to the next in
-    shared memory. at: a group's first row, the bytes of each that were in groups before.
+    shared memory. at: a group's first row, the bytes of each that were in earlier groups.
     """
 
     fetch: Any  # (shared, weights, bytes of a row, own, at, place): start the copies of a group
@@ -143,7 +146,7 @@ def _fetcher(ring: Ring, address: Any) -> Fetcher:
 
     @device
     def fetch_rest(shared, weights, size, work):
-        """Start the copies of all other groups, each where another one was multiplied."""
+        """Start the copies of all other groups, each to a stage that was multiplied."""
         own, at, n_group, phase = work.own, work.at, work.n_group, int32(0)
         place = min(int32(1), n_group)
         for i in range(place, n_group * int32(work.n_tok)):
@@ -163,10 +166,10 @@ def _fetcher(ring: Ring, address: Any) -> Fetcher:
 class Multiplying(NamedTuple):
     """A worker's functions. A lane has two units of a chunk."""
 
-    x_at: Any  # (packed row, its elements, chunk) -> where the lane's bytes and scales are
-    x_of: Any  # (these, elements) -> what a lane multiplies with all rows
-    multiply: Any  # (where a bundle's part is, bytes between its rows, x) -> a lane's sums
-    total: Any  # (sums) -> of a row, over the warp: lane 32 / rows * i has the i-th
+    x_at: Any  # (packed row, its elements, chunk) -> addresses of the lane's bytes and scales
+    x_of: Any  # (these, elements) -> the data that a lane multiplies with all rows
+    multiply: Any  # (address of a bundle's part, bytes between its rows, x) -> a lane's sums
+    total: Any  # (sums) -> sums over the warp: lane 32 / rows * i has that of row i
     none: Any  # sums of nothing
 
 
@@ -176,7 +179,10 @@ def _multiplying(type: str, rows: int) -> Multiplying:
 
     @device
     def x_at(row, n, number):
-        """Where a lane's bytes and scales of a chunk begin; of the first where it has none."""
+        """The addresses of a lane's bytes and scales of a chunk.
+
+        Of the first chunk if it has none.
+        """
         u = lane() if CHUNK * number + WARP * lane() < n else 0
         at = CHUNK * number if CHUNK * number + WARP * u < n else 0
         at += halves(0, u)[0][0]  # nothing is read
@@ -238,10 +244,10 @@ class Work(NamedTuple):
     n_group: Any
     at: Any  # the first group that is not in flight yet
     n_chunk: Any  # of a row
-    mine: Any  # of a group, the worker's first row; its chunk; and where that is
+    mine: Any  # the worker's first row of a group, its chunk, and their address
     chunk: Any
     skipped: Any
-    x: Any  # where its lane's bytes of x and their scales are
+    x: Any  # the addresses of its lane's bytes of x and of their scales
 
 
 def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
@@ -267,7 +273,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
                 barrier_init(full, uint32(1))
                 barrier_init(uint32(full + 8), uint32(WORKERS))
             barrier_shown()
-        # All blocks have as many rows, but for the last ones; groups have a power of two of them.
+        # All blocks have equally many rows, except the last ones; groups have a power of two of
+        # them.
         share = int32(quotient(quotient(n_row, unit) + n_thread - 1, n_thread) * unit)
         first = int32(base + min(int32(share * int32(tid)), int32(n_row)))
         last = min(int32(first + share), int32(base + n_row))
@@ -279,10 +286,10 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         n_group = int32(int32(last - first + per - 1) >> int32(most - doubled))
         n_group = int32(n_group * int32((n_chunk + WORKERS - 1) >> n_double))
         at = first, int32(0)
-        if fetches and n_group > 0:  # one of them: others would come before x
+        if fetches and n_group > 0:  # only one of them: further ones would arrive before x
             fetch(shared, weights, size, own, at, int32(0))
             at = after(size, own, at)
-        n_tok, pos, _ = step_of(step)  # not before: the copies would wait for it
+        n_tok, pos, _ = step_of(step)  # not earlier: the copies would wait for it
         number = int32(quotient(thread(), WARP))
         mine, chunk = int32(rows * (number >> doubled)), int32(number & ((1 << doubled) - 1))
         high, scale = x_at(packed, n_in, chunk)
@@ -296,8 +303,8 @@ def _running(type: str, which: Rows) -> tuple[Any, Any, Ring]:
         shared = int64(shared_address(cuda.shared.array(0, uint8)))
         n_tok, pos, (first, last, per, stride), _, _, n_chunk, mine, own_chunk, skipped, at = work
         packed, normed, eps = x
-        units = x_of(at, n_in)  # first of all: it would wait behind the weights that are fetched
-        sync_block()  # the barriers are there; all warps come here
+        units = x_of(at, n_in)  # first of all: it would wait behind the weights in flight
+        sync_block()  # the barriers are initialised; all warps arrive here
         if warp() == WORKERS:
             if lane() == 0:
                 fetch_rest(shared, weights, int32(row_bytes(n_in)), work)
@@ -377,7 +384,7 @@ def of_three(weights, size, row):
 
 @device
 def chosen(three, r, n, n2):
-    """The entry of `three` of the matrix that has row r, and the row's index in it."""
+    """The entry of `three` for the matrix that contains row r, and the row's index in it."""
     one, other, last = three
     if r < n:
         return one, r
@@ -590,7 +597,7 @@ def _rotated_pairs(neox: int, rows: int) -> tuple[Any, Any]:
 def _to_keep(neox: int, rows: int) -> Rows:
     """The epilogue of a q/k/v projection: RoPE of q and k, and the append of f16 K and V."""
     address, row_of = _rotated_pairs(neox, rows)
-    apart = rows if neox else 1  # from a row to the one that it is rotated with
+    apart = rows if neox else 1  # from a row to the one with which it is rotated
 
     @device
     def ahead(to, where):

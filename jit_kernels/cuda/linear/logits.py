@@ -20,7 +20,10 @@ LOWEST, NOTHING = -3e38, -float("inf")
 
 @device
 def write_best_of(scores, low, high, n, out):
-    """Write the n best of entries low .. high - 1 of which there may be fewer; a block's work."""
+    """Write the n best of a span of entries, or all if there are fewer.
+
+    The span is low .. high - 1. This is a block's work.
+    """
     if high - low > n:
         write_best(scores, low, high, n, out)
     else:

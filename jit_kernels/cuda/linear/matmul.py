@@ -1,7 +1,7 @@
 """Products with weights in their ggml encoding.
 
-Few rows of x: see matmul_few.py and matmul_floats.py. Some: matmul_some.py. Many: weights and rows
-become float16, which matrix units then multiply (gemm.py).
+For few rows of x see matmul_few.py and matmul_floats.py, for some matmul_some.py. For many, weights
+and rows become float16, which matrix units then multiply (gemm.py).
 """
 
 from tamis.jit_kernels.cuda.lang.grid import MORE, Launch

@@ -1,7 +1,7 @@
 """Products of few rows with quantised weights, in integers (dp4a).
 
-x's rows are numbers of 15 bits, two signed bytes each and one scale for 16 neighbours, as PACK_ROWS
-leaves them. Weights come to shared memory some items ahead, each is read once.
+x's rows are integers of 15 bits, two signed bytes each and one scale for 16 neighbours, as
+PACK_ROWS leaves them. Weights are copied to shared memory some items ahead, each is read once.
 """
 
 from typing import Any, NamedTuple
@@ -59,8 +59,8 @@ MOST = THREADS  # rows whose sums lie in shared memory
 def x_unit(high, scale, n):
     """Sixteen elements of a packed row: high bytes, low bytes, their scale and their sum.
 
-    high, scale: where the first and the third of these are. Loads of constants, which the assembler
-    may move behind a barrier, would come after the copies that a block starts there.
+    high, scale: addresses of the first and the third of these. Loads of constants, which the
+    assembler may move behind a barrier, would come after the copies that a block starts there.
     """
     quarter = n >> 2
     low, total = high + FEW_ROW.low * quarter, scale + (FEW_ROW.sum - FEW_ROW.scale) * quarter
@@ -105,7 +105,7 @@ def four_sums(sums):
 
 @device
 def before_of(y, bias, add, r):
-    """What the product of row r is added to: its bias (0: none), and y where `add`."""
+    """The values that the product of row r is added to: its bias (0: none), and y if `add`."""
     value = load_f32(bias + 4 * r) if bias != 0 else float32(0)
     return value + load_f32(y) if add else value
 
@@ -117,7 +117,7 @@ def rows_of(tid, n_thread, n_out):
 
 
 class Ring(NamedTuple):
-    """A warp's stages in shared memory for what is in flight: `stages` times AT_ONCE rows' parts.
+    """A warp's stages in shared memory for data in flight: `stages` times AT_ONCE rows' parts.
 
     part: bytes of CHUNK elements; pieces: of 16 bytes, of a part that begins at any address.
     """
@@ -151,22 +151,22 @@ def ring_of(type: str) -> Ring:
 
 
 class Fetcher(NamedTuple):
-    """Functions that copy items to a warp's places; a warp's work.
+    """The functions of a warp that copy items to its stages.
 
-    An item is a part of AT_ONCE rows. rows: address of the block's first, how many, their bytes.
-    Places are used cyclically; a place's phase changes each time.
+    An item is a part of AT_ONCE rows. rows: address of the block's first, their number, their
+    bytes. Stages are used cyclically; a stage's phase changes each time.
     """
 
-    ready: Any  # shared: before all else
-    fetch: Any  # (shared, rows, (quad, chunk), place, is there one): start its copy
-    wait: Any  # (shared, place, phase): until it is there
+    ready: Any  # (shared): called first
+    fetch: Any  # (shared, rows, (quad, chunk), stage, whether it exists): starts its copy
+    wait: Any  # (shared, stage, phase): waits until it has arrived
 
 
 @device
 def lies_at(rows, part, quad, r, chunk):
     """Where the part of an item's r-th row begins, and by how many bytes it is shorter."""
     first, n_row, size = rows
-    row = min(int32(AT_ONCE * quad + r), int32(n_row - 1))  # 32 bits do, and are faster
+    row = min(int32(AT_ONCE * quad + r), int32(n_row - 1))  # 32 bits suffice, and are faster
     at = uint32(uint32(first & 15) + uint32(size) * uint32(row) + uint32(part) * uint32(chunk))
     return (first & ~15) + int64(at & uint32(0xFFFFFFF0)), int64(at & uint32(15))
 
@@ -268,7 +268,8 @@ def joined(sums, r, n_row, n_chunk):
 def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
     """The functions x_at and x_of, what a lane multiplies with an item, and multiply."""
     product, halves, (part, pieces, stages) = multiplying(type), halves_of(type), ring
-    item_bytes, in_pieces = ring.item, GGMLType[type].type_size % 16 == 0  # all rows begin alike
+    # all rows have the same alignment
+    item_bytes, in_pieces = ring.item, GGMLType[type].type_size % 16 == 0
 
     @device
     def skipped(rows, quad, r, chunk):
@@ -276,7 +277,7 @@ def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
 
     @device
     def x_at(x_row, n):
-        """Where a lane's two units of x are in the first chunk: bytes and scales."""
+        """The addresses of a lane's two units of x in the first chunk: bytes and scales."""
         first, second = halves(0, lane() if 32 * lane() < n else 0)[0]  # nothing is read
         high, scale = keep(x_row + first), keep(x_row + FEW_ROW.scale * (n >> 2) + (first >> 2))
         apart = second - first
@@ -284,7 +285,7 @@ def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
 
     @device
     def x_of(which, units_at, n):
-        """What a lane multiplies with an item, where it has elements."""
+        """The data that a lane multiplies with an item, if it has elements."""
         start, (one, other) = int32(CHUNK * which[1]), units_at
         far = start if int32(start + 32 * lane()) < int32(n) else int32(0)
         near = far >> 2
@@ -307,13 +308,13 @@ def _working(type: str, ring: Ring) -> tuple[Any, Any, Any]:
 
 
 class Blocks(NamedTuple):
-    """Functions that multiply a block's rows of weights with a packed row of x.
+    """The functions that multiply a block's rows of weights with a packed row of x.
 
     Its warps share items, CHUNK elements of four rows each, and copy them to shared memory some
     items ahead.
     """
 
-    ready: Any  # (shared): before all else
+    ready: Any  # (shared): called first
     begin: Any  # (shared, rows, chunks of a row, place): start the copies of a warp's first items
     work: Any  # (shared, sums, rows, chunks, x's row, n, at) -> at: all of its items; where the
     # next will be: a place and its phase
@@ -342,7 +343,7 @@ def blocks_of(type: str) -> Blocks:
     def work(shared, sums, rows, n_chunk, x_row, n, at):
         (item, last), (place, phase) = items_of(warp(), rows[1], n_chunk), at
         which, units_at = first_of(item, n_chunk), x_at(x_row, n)
-        far = which  # the item that is to be copied next, to the place before this one's
+        far = which  # the item that is copied next, to the stage before this one's
         for _ in range(stages - 1):
             far = after(far, n_chunk)
         free = int32(stages - 1 if place == 0 else place - 1)
@@ -394,7 +395,7 @@ def few(type: str) -> Launch:
             x = a.packed + FEW_ROW.size * a.n_in // 4 * t
             for row in range(first, last, MOST):
                 rows = a.w + size * row, min(MOST, last - row), size
-                if t > 0 or row > first:  # else it is what `start` did
+                if t > 0 or row > first:  # otherwise `start` has done it
                     begin(shared, rows, n_chunk, at[0])
                 to, before = a.y + 4 * (a.y_stride * t + row + thread()), float32(0)
                 if thread() < rows[1]:  # there are no more rows than threads

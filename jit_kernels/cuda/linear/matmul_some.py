@@ -1,11 +1,11 @@
 """Products of some rows with quantised weights on tensor cores: each weight is read once.
 
 PACK_ROWS leaves x as float16, as for many rows (see gemm.py). A warp has 16 rows of weights and
-unpacks 64 elements of each, 16 a lane, to float16 in its registers: they are the matrix unit's
-left side, up to 16 rows of x its right side. A sum may be taken in any order, so elements stay in
-the lane that has unpacked them. Where there are fewer rows of weights than warps, several warps
-share the elements of 16 of them, and add their sums in shared memory. The first weights of a warp
-are in flight while the kernel before still runs.
+unpacks 64 elements of each, 16 a lane, to float16 in its registers: they are the matrix unit's left
+side, up to 16 rows of x its right side. The order of a sum is arbitrary, so elements stay in the
+lane that has unpacked them. If there are fewer rows of weights than warps, several warps share the
+elements of 16 of them, and add their sums in shared memory. The first weights of a warp are in
+flight while the kernel before is still running.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ BLOCKS = 2  # a multiprocessor's
 
 
 class Rows(NamedTuple):
-    """What differs between ops: which rows there are, and the epilogue of their products."""
+    """The differences between ops: the rows, and the epilogue of their products."""
 
     n_tile: int  # neighbouring ROWS whose products belong together
     address: Any  # (weights, bytes of a row, row) -> its address
@@ -60,7 +60,7 @@ def sharing_of(n_tile, n_thread, most):
 
 @device
 def x_of(packed, width, n_tok, first, at):
-    """A lane's 16 elements of row first + lane / 4 of x, the last row where there is none."""
+    """A lane's 16 elements of row first + lane / 4 of x; the last row if there is none."""
     row = packed + 2 * (width * min(first + quotient(lane(), 4), n_tok - 1) + at)
     one, other = load_u128(row), load_u128(row + 16)
     return one[0], one[1], one[2], one[3], other[0], other[1], other[2], other[3]
@@ -87,7 +87,7 @@ def put_sums(sums, parts, column):
 
 @device
 def kept(looked):
-    """The same: it is read where this stands, not later."""
+    """The argument; the read happens here and is not moved later."""
     q, d, m = looked
     return (
         (keep_u32(q[0]), keep_u32(q[1]), keep_u32(q[2]), keep_u32(q[3])),
@@ -147,7 +147,7 @@ def running(type: str, which: Rows) -> tuple[Any, Any]:
 
     @device
     def begin(tid, n_thread, weights, n_in, n_row):
-        """The prologue: looks at a warp's first weights."""
+        """The prologue: starts to read a warp's first weights."""
         n_tile, size = quotient(n_row + ROWS - 1, ROWS), row_bytes(n_in)
         n_part = sharing_of(n_tile, n_thread, WARPS // n_group)
         part = remainder(warp(), n_part)

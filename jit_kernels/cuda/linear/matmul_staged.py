@@ -1,11 +1,11 @@
-"""Products of some rows with matrices small enough to lie in the blocks' shared memory whole.
+"""Products of some rows with matrices that fit whole into the blocks' shared memory.
 
-A block's rows of weights are copied there in bulk while the kernel before still runs. Rows of x are
-normed where asked, become float16 beside them, and are multiplied on tensor cores as in
-matmul_some.py. Such products take little more than a launch does; one that packs the rows first is
-spared. Only for GPUs that copy in bulk (sm_90), and where fusion.py finds that all of it fits.
-Registers of one block a multiprocessor: where two fit, the next launch's blocks come in pairs, and
-a step of 16 rows took half as long again.
+A block's rows of weights are copied there in bulk while the kernel before is still running. Rows of
+x are normed if asked, converted to float16 beside them, and multiplied on tensor cores as in
+matmul_some.py. Such products take little more than a launch, and save the one that packs the rows.
+Only for GPUs that copy in bulk (sm_90), and if fusion.py finds that all of it fits. Registers allow
+one block per multiprocessor: if two fit, the next launch's blocks come in pairs, and a step of 16
+rows took half as long again.
 """
 
 import math
@@ -66,17 +66,17 @@ stride_of = device(staged_width)
 
 
 class Rows(NamedTuple):
-    """What differs between ops: which rows there are, and the epilogue of their products."""
+    """The differences between ops: the rows, and the epilogue of their products."""
 
     n_group: int  # neighbouring tiles whose products belong together
     address: Any  # (weights, bytes of a row, row) -> its address
-    ahead: Any  # (to, row, row of x): what is read before the product is there
+    ahead: Any  # (to, row, row of x): data that is read before the product is there
     put: Any  # (to, row, row of x, product, that of the next tile, what `ahead` read)
 
 
 @device
 def tiles_of(tid, n_thread, n_row, n_group):
-    """A block's first tile, STAGED_ROWS rows of weights, and how many it has: whole groups."""
+    """A block's first tile, STAGED_ROWS rows of weights, and its number of tiles: whole groups."""
     n = quotient(n_row, STAGED_ROWS * n_group)
     first = quotient(n * tid, n_thread)
     return n_group * first, n_group * (quotient(n * (tid + 1), n_thread) - first)
@@ -93,7 +93,7 @@ def warps_of(n_tile):
 
 @device
 def eight(row, i, n):
-    """Elements i .. i + 7 of a row of n; of the first ones where there are none."""
+    """Elements i .. i + 7 of a row of n; the first ones if i is out of range."""
     return load_f32x8(row + 4 * (i if i < n else 0))
 
 
@@ -166,7 +166,10 @@ def _multiplying(type: str, source: str) -> Any:
 
     @device
     def multiply(tile, size, x, n_in, rows, share):
-        """x: packed rows, or those in shared memory; rows: how many, the first, the last one."""
+        """The sums; x: packed rows, or those in shared memory.
+
+        rows: how many, the first, the last one.
+        """
         (part, n_part), (n_tok, first, more_rows), zero = share, rows, float32(0)
         one, width, stride = tile + size * quotient(lane(), 4), padding(n_in), stride_of(n_in)
         sums, more = (zero, zero, zero, zero), (zero, zero, zero, zero)
@@ -262,7 +265,7 @@ def _launch(kernel: Any, start: Any) -> list[Launch]:
 
 @device
 def sum_before(to, row, t):
-    """What a product of STAGED_PRODUCTS is added to."""
+    """The value that a product of STAGED_PRODUCTS is added to."""
     ys, biases, (n, n2, n3), adds = to
     y, i = chosen(ys, row, n, n2)
     bias, _ = chosen(biases, row, n, n2)
@@ -296,7 +299,7 @@ def staged_products(type: str, source: str) -> list[Launch]:
 
 @device
 def nothing_before(to, row, t):
-    """A gate is added to nothing."""
+    """Zero: a gate is not added to anything."""
     return float32(0)
 
 

@@ -39,8 +39,8 @@ INFINITY = float("inf")
 def next_best(row, n, last):
     """The largest of n float32 after `last` in order, and its index; ties: the lower index.
 
-    last: the same of the one before; all lanes of a warp call it. Where none is left (of what is
-    not a number, none is) the number is n.
+    last: the previous result; all lanes of a warp call it. If none is left (NaNs do not count) the
+    index is n.
     """
     value, number = last
     best, at = float32(-INFINITY), int32(n)
@@ -76,7 +76,7 @@ def itself(x):
     return x
 
 
-# Of a logit less the largest, before all are divided by their total: see MOE_ROUTE.
+# The function of a logit minus the largest, before division by the total: see MOE_ROUTE.
 SCORES: dict[str, Any] = {
     "softmax": exponential,
     "sigmoid": sigmoid,
@@ -87,7 +87,7 @@ SCORES: dict[str, Any] = {
 
 @device
 def drop_groups(keys, n_expert, n_group, n_group_used):
-    """Set the keys of all but the n_group_used best groups to the lowest; a lane a group."""
+    """Set the keys of all but the n_group_used best groups to the lowest; one lane per group."""
     n, g = n_expert // n_group, lane()
     first, second = float32(-INFINITY), float32(-INFINITY)
     for e in range(n * g, n * min(g + 1, n_group)):

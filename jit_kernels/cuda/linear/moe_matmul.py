@@ -1,9 +1,10 @@
 """Products of rows with their experts' matrices; a slot is a (token, expert) pair.
 
-Few rows: blocks share the slots, each of which is a product as in matmul_few.py. Many: slots are
-ordered by expert, and tiles of TILE slots of one expert are multiplied as in gemm.py; their weights
-are decoded on the way to shared memory, as few tiles share an expert's. scratch holds the rows
-and, of many, the plan: the slots in order, how many tiles there are, TILE_INTS numbers a tile.
+For few rows, blocks share the slots, each of which is a product as in matmul_few.py. For many,
+slots are ordered by expert, and tiles of TILE slots of one expert are multiplied as in gemm.py;
+their weights are decoded on the way to shared memory, as few tiles share an expert's. scratch holds
+the rows and, for many, the plan: the slots in order, the number of tiles, TILE_INTS numbers per
+tile.
 """
 
 from typing import Any
@@ -90,7 +91,7 @@ def _packing() -> Launch:
 
 
 def _few(type: str) -> Launch:
-    """The kernel for few rows that are packed: as many blocks for each slot."""
+    """The kernel for few packed rows: each slot gets the same number of blocks."""
     row_bytes, (ready, begin, work, ring) = row_bytes_of(type), blocks_of(type)
 
     def kernel(tid, n_thread, a):
@@ -118,7 +119,10 @@ def _few(type: str) -> Launch:
 
 
 def _few_floats(type: str) -> Launch:
-    """As _few, for float weights, whose rows may have any length; warps stride over rows."""
+    """The kernel of _few for float weights, whose rows may have any length.
+
+    Warps stride over rows.
+    """
     row_bytes, element = row_bytes_of(type), element_of(type)
 
     def kernel(tid, n_thread, a):
@@ -171,7 +175,7 @@ def write_plan(ids, n_slot, n_expert, plan, counts, parts):
             tiles_before, more_tiles = block_before(int32((n + TILE - 1) // TILE), parts)
             first = int32(n_done + before)
             write_tiles(tiles + 4 * TILE_INTS * (n_tile + tiles_before), low + e, first, n)
-            counts[e] = first  # where the next slot of this expert goes
+            counts[e] = first  # the position of this expert's next slot
             n_done, n_tile = int32(n_done + n_more), int32(n_tile + more_tiles)
         sync_block()
         for slot in range(thread(), n_slot, THREADS):
@@ -212,10 +216,10 @@ def copy_rows(shared, of, k):
 
 
 def _decoding(type: str) -> Any:
-    """The function copy(shared, of, k) of rows of weights, which have zeros after their end.
+    """The function copy(shared, of, k) of rows of weights, padded with zeros.
 
-    of: the matrix's address, its rows and their elements, the first of the TILE rows. What follows
-    the last row is that row once more: no one reads what it gives.
+    of: the matrix's address, its rows and their elements, the first of the TILE rows. After the
+    last row, that row is repeated; the results are not read.
     """
     row_bytes = row_bytes_of(type)
     if not is_quantised(type):
@@ -274,7 +278,7 @@ def write_slots(shared, slots, n_row, n, n_out, y):
 
 
 def _many(type: str) -> Launch:
-    """The kernel that multiplies what `_ordering` left: blocks stride over tiles."""
+    """The kernel that multiplies the data of `_ordering`: blocks stride over tiles."""
     row_bytes, multiply_rows = row_bytes_of(type), multiplying(copy_rows, _decoding(type))
 
     def kernel(tid, n_thread, a):

@@ -1,4 +1,4 @@
-"""Norms of rows: by their root mean square, or by mean and variance."""
+"""Norms of rows: RMS norm and LayerNorm."""
 
 import math
 

@@ -1,6 +1,7 @@
-"""PACK_ROWS: activations, normed or gated where asked, in the format that products read.
+"""PACK_ROWS: activations, normed or gated if asked, in the format that products read.
 
-Few are float32 or, for quantised weights, numbers of 15 bits: two signed bytes (see scratch.py).
+Few rows are float32 or, for quantised weights, integers of 15 bits: two signed bytes (see
+scratch.py).
 """
 
 import math
@@ -58,19 +59,19 @@ def squares_of(x):
 
 @device
 def put_float(packed, n, i, value, live):
-    """Write element i of a row of n as it is."""
+    """Write element i of a row of n, unchanged."""
     store_f32(packed + 4 * i, value)
 
 
 @device
 def put_15_bits(packed, n, i, value, live):
-    """Write element i of a row of n as 15 bits, where it is live; all lanes have neighbours."""
+    """Write element i of a row of n as 15 bits, if it is live; all lanes have neighbours."""
     top = max(value, -value)
     for lanes in range(4):  # sixteen neighbours share a scale
         top = max(top, shuffle_xor(top, 8 >> lanes))
     factor = float32(127 * 128) * reciprocal(top) if top > float32(1e-30) else float32(0)
     whole = rounded(value * factor)
-    total = float32(whole)  # of what is multiplied: a weight's offset then cancels exactly
+    total = float32(whole)  # the sum of the rounded values: a weight's offset then cancels exactly
     for lanes in range(4):
         total += shuffle_xor(total, 8 >> lanes)
     high = (whole + 64) >> 7
@@ -85,7 +86,10 @@ def put_15_bits(packed, n, i, value, live):
 
 @device
 def put_two_15_bits(packed, n, i, one, other):
-    """The same of elements i and i + 1, i being even; the lanes of a warp have 64 neighbours."""
+    """Write elements i and i + 1 as 15 bits, i being even.
+
+    The lanes of a warp have 64 neighbours.
+    """
     top = max(max(one, -one), max(other, -other))
     for lanes in range(3):
         top = max(top, shuffle_xor(top, 4 >> lanes))

@@ -12,7 +12,10 @@ from tamis.jit_kernels.cuda.linear.activation import sigmoid
 
 @device
 def divide_by_sums(comb, n, first, each, eps):
-    """Divide n lines of n numbers by their sums + eps; they begin `first`, go on `each` apart."""
+    """Divide n lines of n numbers by their sums + eps.
+
+    Lines begin `first` apart, numbers `each` apart.
+    """
     for line in range(n):
         at, total = comb + 4 * first * line, float32(0)
         for i in range(n):

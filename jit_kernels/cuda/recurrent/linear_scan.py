@@ -1,4 +1,7 @@
-"""Linear attention over a state: a block takes 32 columns of a head, one a lane, rows by warp."""
+"""Linear attention over a state: a block takes 32 columns of a head, one per lane.
+
+Warps share rows.
+"""
 
 from numba import cuda, float32
 

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba: a thread a channel, its state in shared memory."""
+"""The selective scan of Mamba: one thread per channel, with its state in shared memory."""
 
 import math
 
@@ -9,7 +9,7 @@ from tamis.jit_kernels.cuda.lang.grid import Launch, thread
 from tamis.jit_kernels.cuda.lang.intrinsic import load_f32, load_i64, store_f32
 
 MOST_SHARED = 1 << 15  # bytes of a block's states
-MOST_STATE = MOST_SHARED // 4 // 32  # numbers of a channel, where a block is one warp
+MOST_STATE = MOST_SHARED // 4 // 32  # numbers per channel if a block is one warp
 
 
 def selective_scan(n_state: int) -> list[Launch]:

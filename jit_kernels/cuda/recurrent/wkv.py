@@ -1,4 +1,4 @@
-"""RWKV-7's scan: a block takes 32 columns of a head's state, one a lane, rows by warp."""
+"""RWKV-7's scan: a block takes 32 columns of a head's state, one per lane; warps share rows."""
 
 from numba import cuda, float32
 

@@ -1,1 +1,1 @@
-"""Runtime."""
+"""The CUDA runtime: compiler, driver, PTX library and launches."""

@@ -35,7 +35,7 @@ from tamis.jit_kernels.cuda.lang.target import TARGETS, Target, use
 
 
 def launches(spec: KernelSpec) -> list[Launch]:
-    """The kernels of an op. Raises TypeError where one does not take the op's record."""
+    """The kernels of an op. Raises TypeError if one does not take the op's record."""
     module = importlib.import_module(module_of("cuda", spec.op))
     found = getattr(module, spec.op.name.removeprefix(EACH))(**constants_of(spec))
     if not isinstance(found, list):  # a kernel of both backends: threads are its workers
@@ -64,7 +64,7 @@ def of_workers(kernel: Any) -> Launch:
 
 
 def viewing(op: Op, constants: dict[str, int | str]) -> Any:
-    """The function from an op's record to the same with Views for its typed arrays."""
+    """The function that replaces typed arrays of an op's record by Views."""
     plain = record_type(op)
     record, views = opened(op, constants, plain)
 
@@ -79,7 +79,7 @@ def viewing(op: Op, constants: dict[str, int | str]) -> Any:
 
 
 def reading(op: Op) -> Any:
-    """The function (address) -> an op's record that lies there, as EachRow has it."""
+    """The function (address) -> the op's record stored there, in the form of EachRow."""
     kind = record_type(op)
 
     def read(_typing_context, _address):
@@ -103,21 +103,21 @@ def record_type(op: Op) -> Any:
 
 @device
 def of_all(given, block, n_block):
-    """The record of a launch, the number of a block, that of blocks, whether it has work."""
+    """The record of a launch, the block's number, the number of blocks, and whether it has work."""
     return given, block, n_block, True
 
 
 def of_one(op: Op, cluster: int) -> Any:
-    """As of_all: the record of the row that a block is of; where there is none, of the first.
+    """The function of_all for rows of a batch, which gives a block its row's record.
 
-    A row has whole clusters.
+    It gives the first record if the block has no row. A row has whole clusters.
     """
     read = reading(ops.declared()[op.name.removeprefix(EACH)])
 
     @device
     def of(rows, block, n_block):
-        # The first blocks of all rows come first: of a launch that has more blocks than the GPU
-        # holds at a time, those without work wait, not those with it. A cluster stays whole.
+        # The first blocks of all rows come first: in a launch with more blocks than fit the GPU at
+        # a time, those without work wait, not those with it. A cluster stays whole.
         unit = quotient(block, cluster)
         nth = quotient(unit, rows.n_slot)
         row = unit - rows.n_slot * nth
@@ -131,10 +131,10 @@ def of_one(op: Op, cluster: int) -> Any:
 
 
 def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> str:
-    """PTX of one kernel, whose entry is `name`.
+    """The PTX of one kernel, whose entry is `name`.
 
-    Its parameters are the fields of its op, then whether it may run beside the kernel before it.
-    Of an op over the rows of a batch, each row has as many blocks.
+    Its parameters are the fields of its op, then whether it may run concurrently with the kernel
+    before it. For an op over the rows of a batch, each row has equally many blocks.
     """
     body, overlaps = device(launch.kernel), target.overlaps
     starts, hands_on = launch.start is not None, launch.hands_on
@@ -150,8 +150,8 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
         if starts:
             handed = start(tid, n_thread, record)
         if overlaps:
-            # Where this kernel starts, all blocks of the one before it have waited for what comes
-            # before that one: beside it, nothing is missing.
+            # When this kernel starts, all blocks of the one before it have waited for its
+            # predecessor: running concurrently, it misses nothing.
             if beside == 0:
                 wait_for_kernel()
             let_next_start()
@@ -161,9 +161,9 @@ def kernel_ptx(spec: KernelSpec, launch: Launch, name: str, target: Target) -> s
             else:
                 body(tid, n_thread, record)
         if overlaps and beside != 0:
-            wait_for_kernel()  # who waits for this kernel waits for the one beside it, too
+            wait_for_kernel()  # a kernel that waits for this one also waits for the concurrent one
 
-    # Numba asks the current GPU what to compile the functions for that an entry calls.
+    # Numba asks the current GPU what to compile an entry's callees for.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=target.capability)
     ptx, _ = cuda.compile(
         entry, (record_type(spec.op), types.int64), cc=target.capability, output="ptx",
@@ -182,7 +182,7 @@ def _retargeted(ptx: str, name: str, target: Target) -> str:
 
 
 def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
-    """The launches of an op as the kernel library keeps them: ptx_library.py reads them."""
+    """The launches of an op in the form of the kernel library: ptx_library.py reads them."""
     use(target)
     found = []
     for i, launch in enumerate(launches(spec)):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tamis.jit_kernels.cuda.lang.target import Target, target_of
 
 GIB = 1 << 30
-EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: a captured event is a node of its own
+EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: a captured event is a separate node
 
 
 class CudaError(RuntimeError):
@@ -41,9 +41,9 @@ def _bindings() -> Any:
 
 
 class Device:
-    """The first GPU that the driver shows. One stream: calls are ordered as they are made.
+    """The driver's first GPU. One stream: calls run in the order in which they are made.
 
-    Raises CudaError where there is no package, no driver, no GPU or one that is too old.
+    Raises CudaError if there is no package, no driver, no GPU, or if one is too old.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Device:
                 f"no NVIDIA GPU to be used ({error}): its driver must be installed, and show the "
                 "GPU in nvidia-smi"
             ) from error
-        except RuntimeError as error:  # what the bindings raise where libcuda is not there
+        except RuntimeError as error:  # raised by the bindings if libcuda is missing
             raise CudaError(
                 "no NVIDIA driver on this machine (libcuda.so.1 is not found): install it from "
                 "your distribution or nvidia.com, or leave out device='cuda' and n_gpu_layers"
@@ -74,7 +74,7 @@ class Device:
 
     @property
     def target(self) -> Target:
-        """What kernels are compiled for. Raises CudaError for a GPU that is too old."""
+        """The target of kernels. Raises CudaError for a GPU that is too old."""
         target = target_of(self.capability)
         if target is None:
             major, minor = self.capability
@@ -119,19 +119,19 @@ class Device:
         self._call("cuMemcpyDtoHAsync", host, address, n_bytes, self.stream)
 
     def pin(self, host: int, n_bytes: int) -> bool:
-        """Let copies go straight to host memory; False where the system does not allow it."""
+        """Pin host memory, which makes copies direct; False if the system does not allow it."""
         status, *_ = self._d.cuMemHostRegister(host, n_bytes, 0)
         return int(status) == 0
 
     def unpin(self, host: int) -> None:
-        """Undo `pin`, before the memory is given back."""
+        """Undo `pin`, before the memory is freed."""
         self.use()
         self._call("cuMemHostUnregister", host)
 
     def map(self, host: int, n_bytes: int) -> int:
-        """The address at which kernels see host memory itself, until `unmap`.
+        """The address at which kernels access host memory directly, until `unmap`.
 
-        Raises MemoryError with numbers where the system does not allow it.
+        Raises MemoryError with numbers if the system does not allow it.
         """
         flags = self._d.CU_MEMHOSTREGISTER_PORTABLE | self._d.CU_MEMHOSTREGISTER_DEVICEMAP
         try:
@@ -165,7 +165,8 @@ class Device:
     def function(self, module: Any, launch: dict[str, Any]) -> Function:
         """A kernel of a module, by the record that the compiler wrote."""
         handle = self._call("cuModuleGetFunction", module, launch["name"].encode())
-        if launch["shared"]:  # above 48 KiB, with what a kernel has besides, it must be allowed
+        # above 48 KiB, including the kernel's static memory, it must be allowed explicitly
+        if launch["shared"]:
             attribute = self._d.CUfunction_attribute
             name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", handle, name, launch["shared"])
@@ -219,7 +220,10 @@ class Device:
 
     @contextmanager
     def capture(self) -> "Iterator[list[Graph]]":
-        """Launches within are not made but kept; the list gets their Graph at the end."""
+        """Capture launches within the block instead of running them.
+
+        The list gets their Graph at the end.
+        """
         mode = self._d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         found: list[Graph] = []
         self._call("cuStreamBeginCapture", self.stream, mode)

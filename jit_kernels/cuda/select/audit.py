@@ -1,6 +1,6 @@
-"""AUDIT_HEADS: dense attention beside a method's, and how far the method is from it.
+"""AUDIT_HEADS: compute dense attention beside a method's, and measure how far they are apart.
 
-A check, not a hot path: a block takes a query head and passes over its K and V row by row.
+This is a check, not a hot path: a block takes a query head and passes over its K and V row by row.
 """
 
 import math
@@ -38,7 +38,10 @@ from tamis.jit_kernels.cuda.select.common import LOWEST
 
 @device
 def mark(marks, row, low, n):
-    """What the Selection's row multiplies the weights of positions low .. low + n - 1 by."""
+    """Write the factors by which a row of the Selection multiplies the weights of n positions.
+
+    The positions are low .. low + n - 1.
+    """
     begin, end, indices, log_weight, block = row
     for i in range(thread(), n, THREADS):
         store_f32(marks + 4 * i, float32(0))
@@ -55,7 +58,10 @@ def mark(marks, row, low, n):
 
 @device
 def spread(rows, n, top, sums):
-    """Sum and entropy of all weights; of the kept ones: sum, number, entropy as they are marked."""
+    """The sum and entropy of all weights, and the sum, number and entropy of the kept ones.
+
+    Weights are kept as their marks say.
+    """
     logits, weights, marks = rows
     moment, kept, n_kept, marked, kept_moment = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(thread(), n, THREADS):
@@ -78,7 +84,7 @@ def spread(rows, n, top, sums):
 
 @device
 def best(rows, n, k, sums):
-    """Weight of the k largest logits, and how many of them are kept."""
+    """The sum of the weights of the k largest logits, and how many of these are kept."""
     logits, weights, marks = rows
     parts = cuda.shared.array(WARPS, int32)
     bar = threshold(logits, 0, n, k, parts)[0]

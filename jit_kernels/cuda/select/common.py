@@ -76,7 +76,10 @@ def select_window() -> list[Launch]:
 
 @device
 def window_start(pos, n_local, drop):
-    """First position beside the sinks that a query at `pos` sees: all but drop / 2^32, or more."""
+    """The first position beside the sinks that a query at `pos` sees.
+
+    It leaves out drop / 2^32 of the positions, or fewer, so that it sees the local window.
+    """
     return max(0, min(drop * pos >> 32, pos + 1 - n_local))
 
 

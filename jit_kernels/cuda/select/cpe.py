@@ -76,7 +76,7 @@ def select_psaw() -> list[Launch]:
 
 
 def _resembling(head_dim: int, group: int) -> Any:
-    """The function that finds the most recent like reference; a warp's work."""
+    """The function of a warp that finds the most recent reference like a row's queries."""
     size = 4 * head_dim
 
     @device
@@ -107,7 +107,10 @@ def _resembling(head_dim: int, group: int) -> Any:
 
 @device
 def references(at, pos, n_block):
-    """Begin a block where the last one ends; how many references this one has. A warp's work."""
+    """Begin a block where the last one ends, and return how many references it has.
+
+    This is a warp's work.
+    """
     following, begin = load_i64(at + CIS_META.next), load_i64(at + CIS_META.begin)
     n_ref = load_i64(at + CIS_META.n_ref)
     cuda.syncwarp()
@@ -131,7 +134,7 @@ def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
 
     @device
     def decide(at, queries, own, limits, n_middle, tau):
-        """Count the step; what a row does if it is alone."""
+        """Count the step, and return the decision that the row would take alone."""
         pos, n_block, n_top = limits
         decision = EVERYTHING
         if n_middle > n_top:
@@ -143,7 +146,7 @@ def cis_gate(head_dim: int, heads: int, group: int) -> list[Launch]:
 
     @device
     def retrieve(at, queries, own, asking):
-        """Hand the row's queries to SCORE_KEYS; they are a reference from now on."""
+        """Hand the row's queries to SCORE_KEYS, and note them as a reference for later steps."""
         n_ref = load_i64(at + CIS_META.n_ref)
         for d in range(lane(), head_dim * group, WARP):
             x = load_f32(queries + 4 * d)
@@ -219,9 +222,9 @@ threshold_of_list = thresholding(some_of_list)
 
 @device
 def dilate(source, n, best, span, scratch, out):
-    """Write n listed positions and the neighbours of the best (Eq. 13), clipped; how many.
+    """Write n listed positions and the neighbours of the best (Eq. 13), and return how many.
 
-    scratch: room for a bit a position, and twice a bit an entry of the list.
+    Positions are clipped. scratch: room for a bit a position, and twice a bit an entry of the list.
     """
     parts, (n_best, radius), (low, last) = cuda.shared.array(MOST_WARPS, int32), best, span
     words, ones, tied = scratch
@@ -251,7 +254,7 @@ def dilate(source, n, best, span, scratch, out):
 
 @device
 def copy_within(entries, n, low, high, out):
-    """Write those of n ascending entries that are in low .. high - 1; how many."""
+    """Write those of n ascending entries that are in low .. high - 1, and return how many."""
     begin = first_at_least(entries, 0, n, low)
     end = first_at_least(entries, begin, n, high)
     for i in range(begin + thread(), end, threads()):
@@ -270,9 +273,9 @@ def scores_of(a, r):
 
 
 def cis_sets() -> list[Launch]:
-    """Kernels of CIS_SETS: the sets; what is kept of those that retrieve. Blocks stride over rows.
+    """Kernels of CIS_SETS: they write the sets, and keep those of the rows that retrieve.
 
-    The best positions lie between sinks and window.
+    Blocks stride over rows. The best positions lie between the sinks and the window.
     """
 
     def choose(tid, n_thread, a):

@@ -1,4 +1,4 @@
-"""HiP's ops: the paper's tree search for the best blocks, and the Selection round them."""
+"""Ops of HiP: the paper's tree search for the best blocks, and the Selection made of them."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def start_chunks(chunks, n_sink, n, count):
 
 @device
 def halve(chunks, branches, n_chunk, parts):
-    """Split every chunk (first, end) in the middle; how many branches that gives."""
+    """Split every chunk (first, end) in the middle, and return how many branches there are."""
     count = int32(0)
     for start in range(0, n_chunk, THREADS):
         j = start + thread()
@@ -165,7 +165,7 @@ def hip_estimate(head_dim: int, group: int) -> list[Launch]:
 
 @device
 def row_at(step, mask, row, sizes):
-    """A row's entries: sinks, then of its blocks from there to `high`, then up to `end`."""
+    """A row's entries: the sinks, its blocks from there to `high`, and positions up to `end`."""
     n_row, n_chunk, block, n_sink, n_local, mask_block, q_block = sizes
     n_tok, pos = load_i64(step + STEP.n_tok), load_i64(step + STEP.pos)
     first = row // n_row * q_block
@@ -178,7 +178,7 @@ def row_at(step, mask, row, sizes):
 
 @device
 def around(chosen, j, sinks, high, n_near):
-    """The entries that the j-th chosen block brings: first and end; they may be none."""
+    """The first entry and the end of those that the j-th chosen block brings; they may be equal."""
     b = load_i32(chosen + 4 * (1 + j))
     first = max(sinks, b - n_near)
     if j > 0:
@@ -205,7 +205,7 @@ def hip_select() -> list[Launch]:
 
     @device
     def size_of(a, r, sizes):
-        """How many entries a row has; a warp's work."""
+        """The number of a row's entries, which a warp counts."""
         row, mine = row_at(a.step, a.mask, r, sizes), 0
         chosen, sinks, high, end = row
         n = load_i32(chosen)

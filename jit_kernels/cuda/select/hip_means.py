@@ -1,7 +1,7 @@
-"""HiP's search over means: bytes that stand for a block's keys, or four blocks', or 16 blocks'.
+"""HiP's search over means: bytes that stand for the keys of a block, or of 4 or 16 blocks.
 
-Numbers of lanes and threads are kept (`keep`) within loops: what each loop makes of them would else
-be computed ahead of all of them, in more registers than two blocks of threads have.
+Numbers of lanes and threads are kept (`keep`) within loops. Otherwise what each loop computes from
+them would be computed ahead of all loops, in more registers than two blocks of threads have.
 """
 
 import math
@@ -80,7 +80,10 @@ def level_start(room, level):
 
 
 def hip_means(head_dim: int, type_k: str) -> list[Launch]:
-    """Kernels of HIP_MEANS: warps stride over means; then it is noted that they are there."""
+    """Kernels of HIP_MEANS: warps stride over the means.
+
+    A last kernel notes that they are there.
+    """
     size, read = row_bytes(type_k, head_dim), reading_one(type_k, head_dim)
 
     @device
@@ -344,7 +347,7 @@ def first_level(searched, n_flat):
 
 @device
 def n_below(parents, n, n_sink):
-    """How many of the n children are before the n_sink-th block: the first ones."""
+    """How many of the n children are before block n_sink; these are the first ones."""
     found, start, more = 0, 0, True
     while more:
         i = start + lane()
@@ -443,19 +446,19 @@ def _tasks(head_dim: int, group: int) -> Any:
 
 @device
 def n_task(a):
-    """Rows of masks."""
+    """The number of rows of masks."""
     return (load_i64(a.step + STEP.n_tok) + a.mask_block - 1) // a.mask_block * a.n_row
 
 
 @device
 def sizes_of(a, searched):
-    """The sizes of a search."""
+    """The sizes of a search: blocks searched, chunks, flat blocks, sinks, and room."""
     return searched, a.n_chunk, a.n_flat, a.n_sink, a.room
 
 
 @device
 def lists_of(heads):
-    """Where a search's lists begin in its scratch: after the heads' words and numbers."""
+    """The address of a search's lists in its scratch, behind the heads' words and numbers."""
     return heads[0] + 12 * heads[2]
 
 

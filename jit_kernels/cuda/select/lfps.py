@@ -1,8 +1,9 @@
-"""Ops of the method `lfps`: what was kept of queries, candidates by two tables, the best of them.
+"""Ops of the method `lfps`: it keeps statistics of queries, and scores candidates of two tables.
 
-What is proposed is two launches: a part of the bitmaps anew; the candidates. A step's choice is
-three: which rows are bypassed, and the candidates' scores; of several heads' scores the mean
-weights; the best, from which the tables learn.
+LFPS_PROPOSE is two launches: the first renews a part of the bitmaps, the second lists the
+candidates. A step's choice is three: the first finds which rows are bypassed and scores the
+candidates; the second, with several heads, makes the mean of their weights; the third keeps the
+best, from which the tables learn.
 """
 
 import math
@@ -226,7 +227,7 @@ def candidates_of(bits, n_word, word, shift, middle):
 def put_some(out, bits, at, first, part, n_part):
     """Write the numbers of the set bits of 32 that are in a part's spans; `first` is the lowest's.
 
-    at: the number of the first of them in the list. Returns the one after the last.
+    at: where the list has the first of them. Returns the place after the last.
     """
     left, n = uint32(bits), int32(count_bits(uint32(bits)))
     begin, last = at // SPAN, (at + n - 1) // SPAN
@@ -245,9 +246,10 @@ def put_some(out, bits, at, first, part, n_part):
 
 @device
 def propose(bits, n_word, shift, middle, order, share, parts):
-    """List the candidates, ascending; how many there are. A block's work, of its part of n_part.
+    """List the candidates in ascending order, and return how many there are.
 
-    Each part finds all of them and writes every n_part-th span of SPAN.
+    A block does the work of its part of n_part. Each part finds all of them and writes every
+    n_part-th span of SPAN.
     """
     (low, high), (part, n_part), count = middle, share, 0
     for start in range(low // 64, (high + 63) // 64, WORDS * THREADS):
@@ -267,9 +269,9 @@ def propose(bits, n_word, shift, middle, order, share, parts):
 
 # ---- the choice ----------------------------------------------------------------------------------
 def _summarising(group: int) -> Any:
-    """The function that writes each head's best product with a span, and what all sum to.
+    """The function that writes each head's best product with a span, and a sum.
 
-    The sum is of their exponentials relative to the best.
+    The sum is that of the exponentials of all products relative to the best.
     """
 
     @device
@@ -291,7 +293,7 @@ def _summarising(group: int) -> Any:
 
 
 def _averaging(heads: int, group: int) -> Any:
-    """The kernel that makes the first head's row the mean of the heads' softmax over it.
+    """The kernel that replaces the first head's row with the mean of the heads' softmax over it.
 
     Blocks take parts of rows.
     """
@@ -305,7 +307,7 @@ def _averaging(heads: int, group: int) -> Any:
 
     @device
     def weigh(spans, n, factor, tops, shares):
-        """Each head's largest score, and what a weight relative to it is multiplied by."""
+        """Find each head's largest score, and the factor of a weight that is relative to it."""
         for g in range(warp(), group, WARPS):
             top, total = float32(LOWEST), float32(0)
             for span in range(lane(), (n + SPAN - 1) // SPAN, WARP):
@@ -407,7 +409,7 @@ def put_bit(word, bit, value):
 
 @device
 def gain(sums, at, bits, n_word, levels, i, by):
-    """Add to entry i of a table and renew its bits; the power sums with what they gain."""
+    """Add to entry i of a table and renew its bits, and return the power sums after that."""
     (s1, s2, s3, s4), (old, new), (mean, bar) = sums, by, levels
     store_f32(at, new)
     word, bit = bits + 8 * (i >> 6), 1 << (i & 63)
@@ -458,7 +460,7 @@ def learn(a, r, middle, shift, gains, parts):
 
 @device
 def ends_of(a, r, n_kv):
-    """The first of a row's proposed positions, the end, and how many at the end are last keys."""
+    """A row's first proposed position, their end, and how many at the end are last keys."""
     begin, end = load_i32(a.indptr + 4 * r), load_i32(a.indptr + 4 * r + 4)
     return begin, end, n_kv - max(a.n_sink, n_kv - LFPS_NEAR)
 
@@ -505,7 +507,7 @@ def lfps_propose() -> list[Launch]:
 
 
 def _scoring(head_dim: int, heads: int, group: int) -> Any:
-    """The kernel that says which rows are bypassed, and multiplies the others' candidates.
+    """The kernel that says which rows are bypassed, and scores the candidates of the others.
 
     Blocks take parts of rows.
     """

@@ -23,7 +23,7 @@ WINDOW = WORD * WORDS
 
 
 def add_up(tid, n_thread, a):
-    """Kernel that makes of a Selection's sizes of rows, which indptr has, where they begin."""
+    """Kernel that replaces the sizes of a Selection's rows in indptr with the rows' starts."""
     if tid != 0:
         return
     parts, begin = cuda.shared.array(WARPS, int32), 0
@@ -48,7 +48,7 @@ def row_end(a, r):
 
 @device
 def mark_range(words, low, high):
-    """Set bits low .. high - 1 of a window, of which there may be none."""
+    """Set bits low .. high - 1 of a window; the range may be empty."""
     while low < high:
         n, at = min(WORD - low % WORD, high - low), low // WORD
         bits = uint32(uint32(0xFFFFFFFF) >> uint32(WORD - n)) << uint32(low % WORD)
@@ -65,7 +65,7 @@ def marked(mark: Any) -> list[Launch]:
 
     @device
     def mark_window(a, r, words, first, end):
-        """Mark; how many there are in the thread's words, and these: first and end."""
+        """Mark a window, and return how many bits a thread's words have, and the words' range."""
         high = min(end, first + WINDOW)
         n_word = (high - first + WORD - 1) // WORD
         share = (n_word + THREADS - 1) // THREADS

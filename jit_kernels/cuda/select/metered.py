@@ -1,8 +1,8 @@
-"""Ops of `metered`: what a method left out, weighed by samples, and what is read again for it.
+"""Ops of `metered`: estimate by samples the weight that a method left out, and read more.
 
-One thread block per row: its units, of which there are at most MOST_UNITS, and its samples are
-few. What it left out up to a position needs no sum over its units: it is that position less what
-the blocks before it hold.
+One thread block takes a row: it has few units, at most MOST_UNITS, and few samples. How many
+positions it left out up to a position needs no sum over its units: it is that position minus the
+number of positions in the blocks before it.
 """
 
 from typing import Any
@@ -106,7 +106,7 @@ def first_of_four(row, bars):
 
 @device
 def put_cut(row, j, c, u, cuts, kept):
-    """Note a unit's start j: the first entry from there on, and how many positions are before."""
+    """Note for a unit's start j the first entry from there, and the number kept before it."""
     begin, _, blocks, block = row
     held = (c - begin) * block
     if c > begin:
@@ -116,7 +116,7 @@ def put_cut(row, j, c, u, cuts, kept):
 
 @device
 def cut(row, sizes, cuts, kept):
-    """At each unit's start: the row's first entry from there on, and the positions held before."""
+    """Note for each unit's start the row's first entry from there on, and the kept ones before."""
     (n, unit, n_unit), block, end = sizes, row[3], row[1]
     for first in range(thread(), n_unit, 4 * THREADS):
         j, apart = first * unit, THREADS * unit
@@ -160,10 +160,10 @@ def left_out(row, cuts, u, unit, i):
 
 @device
 def unit_of(point, chances, kept, sums, sizes):
-    """The first unit up to whose end positions have more than `point` in common, or the last.
+    """The unit in which the running sum of the chances passes `point`, or the last unit.
 
-    chances: what a position has, and what its unit's score is multiplied by; sums: of the scores
-    of positions before each unit.
+    chances: what a position has, and what its unit's score is multiplied by; sums: of the scores of
+    positions before each unit.
     """
     even, per = chances
     low, high = 0, sizes[2] - 1
@@ -178,7 +178,7 @@ def unit_of(point, chances, kept, sums, sizes):
 
 @device
 def sum_scores(left, scores, kept, sizes, sums, pair):
-    """Write what each unit lacks, and to `sums` the scores of the positions before each unit."""
+    """Write how many positions of each unit are left out, and the sums of the scores before it."""
     n_unit = sizes[2]
     share = quotient(n_unit + THREADS - 1, THREADS)
     low = min(n_unit, share * thread())
@@ -229,10 +229,10 @@ def draw(row, scores, found, sizes, given, out):
 
 
 def siblings_of(head_dim: int) -> tuple[Any, Any, Any]:
-    """Functions of one of four lanes, that has every fourth word of SIBLINGS means and of a head.
+    """Functions of one of four lanes, which has every fourth word of SIBLINGS means and of a head.
 
-    They read means and a head's bytes, the first of which are at an address, and give the sums of
-    the products of each of the means with the head.
+    They read the means and a head's bytes, which begin at an address, and return the sums of the
+    products of each mean with the head.
     """
     n = head_dim // 16
     means, head = types.UniTuple(uint32, SIBLINGS * n), types.UniTuple(uint32, n)
@@ -262,10 +262,10 @@ def siblings_of(head_dim: int) -> tuple[Any, Any, Any]:
 
 
 def _rating(head_dim: int, group: int) -> tuple[Any, Any]:
-    """Functions shorten, that writes heads as bytes, and rate, the scores of units.
+    """Functions shorten, which writes heads as bytes, and rate, which scores units.
 
-    numbers: of each head what its products are multiplied by, its bytes' sum times that, and minus
-    its log-sum-exp, all for powers of 2.
+    numbers: for each head the factor of its products, the sum of its bytes times that factor, and
+    its negative log-sum-exp, all for powers of 2.
     """
     n_word = head_dim // 4
     read_means, read_head, multiply = siblings_of(head_dim)
@@ -293,7 +293,7 @@ def _rating(head_dim: int, group: int) -> tuple[Any, Any]:
 
     @device
     def own_sum(s):
-        """Of the sums of four lanes for four means, the lane's own mean's."""
+        """The sum of the lane's own mean, from the sums that four lanes have for four means."""
         late, odd = lane() & 2 != 0, lane() & 1 != 0
         a, b = float32(s[2] if late else s[0]), float32(s[3] if late else s[1])
         a += shuffle_xor(float32(s[0] if late else s[2]), 2)
@@ -369,9 +369,9 @@ def over_quad(x):
 
 @device
 def by_score(order, units, scores, marks, n):
-    """List n samples from the best score of their unit on; equal ones as they come.
+    """List n samples by descending score of their unit; equal ones keep their order.
 
-    marks: their scores. A block's work.
+    marks: the scores. This is a block's work.
     """
     for i in range(thread(), n, THREADS):
         store_f32(marks + 4 * i, load_f32(scores + 4 * load_i32(units + 4 * i)))
@@ -387,9 +387,9 @@ def by_score(order, units, scores, marks, n):
 
 @device
 def taken(weights, order, n, most):
-    """How many samples, in order, are taken until the others weigh at most so much; a warp's work.
+    """How many samples are taken, in order, until the others weigh at most `most`.
 
-    Sums are of what is left, from the last sample on.
+    This is a warp's work. Sums are of the remaining samples, from the last one on.
     """
     share = quotient(n + WARP - 1, WARP)
     low = min(n, share * lane())
@@ -412,7 +412,7 @@ def taken(weights, order, n, most):
 
 @device
 def widened(left, scores, n_unit, bar, parts):
-    """Positions that were left out, and those in units whose score reaches the bar."""
+    """The number of positions left out, and of those in units whose score reaches the bar."""
     n_left, n_more = 0, 0
     for u in range(thread(), n_unit, THREADS):
         some = load_i32(left + 4 * u)
@@ -423,13 +423,13 @@ def widened(left, scores, n_unit, bar, parts):
 
 
 def _weighing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
-    """Functions weigh, that writes the weights of a row's samples, and report, of its heads."""
+    """Functions weigh, which writes the weights of a row's samples, and report, for its heads."""
     size, read = row_bytes(type_k, head_dim), reading(type_k, head_dim)
     n_piece, whole, fields = (head_dim + 31) // 32, head_dim % 32 == 0, 4 * len(METER)
 
     @device
     def weigh(a, r, weights, units):
-        """Four lanes share a key."""
+        """Write the weights of a row's samples; four lanes share a key."""
         h, first = quotient(r * group, a.heads_per_kv), a.indices + 4 * a.n_sample * r
         q, lane_of = a.q + 4 * head_dim * group * r, lane() % 4
         for start in range(8 * warp(), a.n_sample, 8 * WARPS):
@@ -455,7 +455,7 @@ def _weighing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
 
     @device
     def report(a, r, weights, masses):
-        """Each head's sum of weights and estimated mass; the least mass of the row."""
+        """Write each head's sum of weights and estimated mass, and return the row's least mass."""
         for g in range(warp(), group, WARPS):
             mine, own = weights + 4 * (a.n_sample + 1) * g, a.report + fields * (group * r + g)
             total = float32(0)
@@ -479,12 +479,12 @@ def _weighing(head_dim: int, group: int, type_k: str) -> tuple[Any, Any]:
 
 
 def _widening(group: int) -> tuple[Any, Any]:
-    """Functions bar_of, of a row whose heads hold too little, and report_wider, of its heads."""
+    """Functions bar_of, for a row whose heads keep too little, and report_wider, for its heads."""
     fields = 4 * len(METER)
 
     @device
     def bar_of(a, r, weights, lists, scores, counts):
-        """The largest score of a sample's unit with which every head holds enough; 0: none."""
+        """The largest score of a sample's unit with which all heads keep enough mass; 0 if none."""
         units, order, marks = lists
         by_score(order, units, scores, marks, a.n_sample)
         for g in range(warp(), group, WARPS):
@@ -550,7 +550,7 @@ def meter_weigh(head_dim: int, group: int, q_block: int, type_k: str) -> list[La
 
 @device
 def grains_of(a, r, u, n):
-    """Whether unit u is added to a row whole; grains that it then has; those that were chosen."""
+    """Whether unit u is added whole, how many grains it has then, and how many were chosen."""
     size = min(a.unit, n - u * a.unit)
     some = load_i32(a.left + 4 * (a.n_unit * r + u))
     chosen = quotient(size - some + a.grain - 1, a.grain)
@@ -560,7 +560,7 @@ def grains_of(a, r, u, n):
 
 @device
 def count_rows(a, r, n_unit, n, parts):
-    """Blocks of the rows before the r-th."""
+    """The number of blocks that the rows before the r-th have."""
     mine = 0
     for before in range(warp(), r, WARPS):
         if load_i32(a.needs + 4 * before) == WIDER:
@@ -571,10 +571,10 @@ def count_rows(a, r, n_unit, n, parts):
 
 @device
 def place_units(a, r, sizes, places, parts):
-    """Where the blocks of each unit begin; how many there are.
+    """Find where the blocks of each unit begin, and return how many there are.
 
-    places: shared, of each unit where its blocks begin, how many chosen ones are before it, and how
-    many blocks it is added with, 0 where it is not.
+    places: shared memory; for each unit where its blocks begin, how many chosen ones are before it,
+    and with how many blocks it is added, 0 where it is not.
     """
     n, n_unit = sizes
     starts, ranks, counts = places
@@ -596,7 +596,7 @@ def place_units(a, r, sizes, places, parts):
 
 @device
 def write_wider(a, r, sizes, places, out):
-    """Write the blocks of a row: those of units that are added, and what was chosen in others."""
+    """Write the blocks of a row: those of units that are added, and the chosen ones of others."""
     n, n_unit = sizes
     starts, ranks, counts = places
     begin, end = load_i32(a.chosen + 4 * r), load_i32(a.chosen + 4 * r + 4)
@@ -614,7 +614,7 @@ def write_wider(a, r, sizes, places, out):
 
 @device
 def write_whole(a, parts):
-    """The indptr of KV heads that have an ALL row; a block's work."""
+    """Write the indptr of KV heads that have a row of ALL; this is a block's work."""
     rows, begin = quotient(a.n_row, a.n_head_kv), 0
     for start in range(0, a.n_head_kv, THREADS):
         h, mine = start + thread(), 0

@@ -379,7 +379,10 @@ def tactic_mark(group: int) -> list[Launch]:
 
 @device
 def write_marked(words, first, end, out, parts):
-    """As write_bits, of words with many bits: a warp writes a word's together."""
+    """Write the positions of bits, as write_bits does, for words which have many bits.
+
+    The lanes of a warp write one word's positions together.
+    """
     n_warp = quotient(threads(), WARP)
     share = quotient(end - first + n_warp - 1, n_warp)
     begin = min(end, first + share * warp())

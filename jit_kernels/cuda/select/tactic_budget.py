@@ -1,7 +1,7 @@
-"""Tactic's budget: clusters by descending score, positions to select.
+"""Tactic's budget: take clusters by descending score, and find how many positions to select.
 
-A block a query head sorts its clusters, and blocks list parts of what is to be weighed; then blocks
-weigh parts of it, and a block a head concludes.
+A block for each query head sorts its clusters, and blocks list parts of the keys to weigh; then
+blocks weigh these parts, and a block for each head concludes.
 
 Sums are float64, of float32 weights.
 """
@@ -258,7 +258,7 @@ def list_span(to, low, high):
 
 
 class Weighed(NamedTuple):
-    """Positions whose keys are weighed: of the order of rank, then of the cache."""
+    """Positions whose keys are weighed: some in the order of rank, the others in the cache."""
 
     first: Any  # of the order: so many first ones
     low_1: Any  # and two ranges
@@ -272,14 +272,14 @@ class Weighed(NamedTuple):
 
 @device
 def n_weighed(w):
-    """How many there are in the order, and in all."""
+    """The number of weighed positions in the order of rank, and of all."""
     n = w.first + w.high_1 - w.low_1 + w.high_2 - w.low_2
     return n, n + w.n_sink + w.n_kv - w.end
 
 
 @device
 def weighed_at(w, i):
-    """The i-th: its number in the order or its position, and whether it is one of the order."""
+    """The i-th weighed position: its number in the order or in the cache, and which of the two."""
     n_1, n_2 = w.high_1 - w.low_1, w.high_2 - w.low_2
     if i < w.first:
         return i, True
@@ -295,7 +295,7 @@ def weighed_at(w, i):
 
 @device
 def list_weighed(to, clusters, w, low, high):
-    """List low .. high - 1 of them."""
+    """List the weighed positions low .. high - 1."""
     order, starts, rank, ends, n_cluster = clusters
     for i in range(low + thread(), high, threads()):
         j, ranked = weighed_at(w, i)
@@ -350,7 +350,7 @@ def first_above(weights, low, high, value):
 
 @device
 def draw(to, clusters, lists, first, tail, n_sample):
-    """List n_sample positions, at equal steps of the clusters' weights, and their guesses."""
+    """List n_sample positions at equal steps of the clusters' weights, with their estimates."""
     order, starts, rank, _, n_cluster = clusters
     weights, n = lists.weights, thread()
     if n < n_sample:
@@ -422,7 +422,8 @@ def windows_of(n):
 def curve_budget(logits, sizes, n, share, sums, found):
     """The least k whose first k weights reach the share (Alg. 1, line 11), by a fitted curve (4.4).
 
-    sizes: how many of the weights are the first ones, of each window, and outside of the clusters.
+    sizes: how many of the weights are the first ones, how many each window has, and how many are
+    outside of the clusters.
     """
     n_first, n_1, n_2, n_outside = sizes
     x_1, x_2, _ = windows_of(n)
@@ -450,7 +451,7 @@ def curve_budget(logits, sizes, n, share, sums, found):
 
 @device
 def room_of(a, r):
-    """A head's scratch as ops.tactic_work has it: where clusters end in the order; the lists."""
+    """A head's scratch, laid out as ops.tactic_work says: the clusters' ends, and the lists."""
     n_list, row = list_size(a.capacity), 4 * (a.n_slot + 16)
     room = a.work + (4 * row + 4 * (512 + TACTIC_SAMPLES + 2 * n_list)) * r
     at_samples = room + 4 * row + 4 * 512
@@ -460,7 +461,7 @@ def room_of(a, r):
 
 @device
 def clusters_of(a, r, ends):
-    """A head's clusters: positions by cluster, where each starts, order of rank, its ends."""
+    """A head's clusters: positions by cluster, their starts, the order of rank, and their ends."""
     h = r // a.heads_per_kv
     starts, n_cluster = a.starts + 4 * (a.n_slot + 1) * h, load_i64(a.extent + 16)
     return a.order + 4 * a.capacity * h, starts, a.rank + 4 * a.n_slot * r, ends, n_cluster
@@ -468,9 +469,9 @@ def clusters_of(a, r, ends):
 
 @device
 def weighed_of(a, ends):
-    """What a head weighs: the first ones, two windows, and what is outside of the clusters.
+    """The positions that a head weighs: the first ones, two windows, and those in no cluster.
 
-    To be sampled from, instead of windows: whole clusters.
+    A head that samples weighs whole clusters instead of windows.
     """
     end, n_cluster = load_i64(a.extent + 8), load_i64(a.extent + 16)
     n, n_kv, n_sink = end - a.n_sink, load_i64(a.step + STEP.pos) + 1, a.n_sink

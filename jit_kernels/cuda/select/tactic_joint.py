@@ -1,7 +1,7 @@
-"""Tactic's budget for the heads of a KV head together: one order of the clusters, one set.
+"""Tactic's budget for all heads of a KV head, which share an order of clusters and a set.
 
-A block's work a KV head: its order and what is to be weighed, then its budget. Sums are float64, of
-float32 weights.
+A block takes a KV head: first its order and the keys to weigh, then its budget. Sums are float64,
+of float32 weights.
 """
 
 from typing import Any, NamedTuple
@@ -252,7 +252,7 @@ def _choosing(group: int, weigh: Any, heads_of: Any) -> Any:
 
     @device
     def reached_by(a, head, clusters, room, drawn, sums, found):
-        """How many positions in order one head needs."""
+        """The number of positions, in order, that one head needs."""
         (rank, ends, n_cluster), first, g = clusters, drawn.first, head % group
         n_first, own = load_i32(ends + 4 * (first - 1)), row_of(a, room, g)
         rest, factor, share = 0.0, 0.0, float64(a.share)
@@ -318,7 +318,10 @@ def _facts_of(group: int, weigh: Any, heads_of: Any) -> Any:
 
     @device
     def scale_scores(scores, score_row, facts, n_cluster, scale, sums):
-        """Scale scores; where the highest is above the top outside, it is the head's top."""
+        """Scale scores.
+
+        If the highest exceeds the top logit outside of clusters, it becomes the top.
+        """
         for g in range(group):
             own, outside = scores + score_row * g, load_f32(facts + 4 * g)
             for i in range(thread(), n_cluster, THREADS):

@@ -1,7 +1,8 @@
-"""Vertical-slash's ops: the columns and diagonals that a chunk's last queries attend to.
+"""Ops of vertical-slash: find the columns and diagonals that a chunk's last queries attend to.
 
-Scores are made twice, rather than kept for all queries: for the sums of their exponentials, then
-for the weights, which each column and each diagonal adds up in the order of the queries.
+Scores are computed twice instead of being kept for all queries: first for the sums of their
+exponentials, then for the weights, which each column and each diagonal adds up in the order of the
+queries.
 """
 
 from numba import cuda, float32, uint8, uint32
