@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tamis.bindings.serve.http.front import MOST_HEAD, Asked, judge
-
 PROGRAM = Path(__file__).parents[2] / "support" / "blocked_server.py"
 PROMPT = 0.5  # seconds
-HOSTS = frozenset([b"localhost", b"127.0.0.1", b"::1"])
 
 
 class Program:
@@ -178,45 +175,3 @@ def _refused(program, path):
     except OSError:
         return True
     return False
-
-
-GOOD = b"GET /health HTTP/1.1\r\nHost: localhost:8080\r\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (GOOD + b"\r\n", (True, True)),
-        (GOOD + b"\r\nGET / HTTP/1.1", (True, True)),
-        (GOOD.replace(b"GET", b"HEAD") + b"\r\n", (False, True)),
-        (GOOD.replace(b"/health", b"/v1/health") + b"\r\n", (True, True)),
-        (GOOD + b"Connection: close\r\n\r\n", (True, False)),
-        (GOOD.replace(b"1.1", b"1.0") + b"\r\n", (True, False)),
-        (GOOD.replace(b"1.1", b"1.0") + b"Connection: Keep-Alive\r\n\r\n", (True, True)),
-        (GOOD.replace(b"localhost", b"[::1]") + b"\r\n", (True, True)),
-        (GOOD.replace(b"localhost:8080", b"LOCALHOST") + b"\r\n", (True, True)),
-        (GOOD.replace(b"localhost", b"evil.example") + b"\r\n", False),
-        (GOOD.replace(b"Host", b"Hast") + b"\r\n", False),
-        (GOOD.replace(b"/health", b"/health?x") + b"\r\n", False),
-        (GOOD.replace(b"/health", b"/healthy") + b"\r\n", False),
-        (GOOD.replace(b"1.1", b"2.0") + b"\r\n", False),
-        (GOOD + b"Host: localhost\r\n\r\n", False),
-        (GOOD + b"Origin: x\r\n\r\n", False),
-        (GOOD + b"Content-Length: 3\r\n\r\nabc", False),
-        (GOOD + b"Transfer-Encoding: chunked\r\n\r\n", False),
-        (GOOD + b"no colon\r\n\r\n", False),
-        (GOOD + b" folded: x\r\n\r\n", False),
-        (b"POST /health HTTP/1.1\r\n\r\n", False),
-        (b"\x16\x03\x01", False),
-        (b"GET /health HTTP/1.1\r\n" + b"a" * MOST_HEAD, False),
-    ],
-)
-def test_what_is_a_plain_request(data, found):
-    judged = judge(data, HOSTS)
-    assert (judged[1:] if isinstance(judged, Asked) else judged) == found
-
-
-def test_each_part_of_a_plain_request_may_become_one():
-    data = GOOD + b"\r\n"
-    assert all(judge(data[:n], HOSTS) is True for n in range(len(data)))
-    assert judge(data, HOSTS) == Asked(len(data), True, True)

@@ -419,3 +419,50 @@ def test_it_runs_until_the_server_goes(world, monkeypatch):
 def test_its_limits():
     assert (front.MOST_HEAD, front.MOST_KEPT, front.MOST_WAITING) == (4096, 256, 512)
     assert (front.END_SECONDS, front.FIRST_SECONDS, front.IDLE_SECONDS) == (1.8, 1.0, 30)
+
+
+# --- which requests are its own -------------------------------------------------------------------
+
+
+HOSTS = frozenset([b"localhost", b"::1"])
+GOOD = b"GET /health HTTP/1.1\r\nHost: localhost:8080\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (GOOD + b"\r\n", (True, True)),
+        (GOOD + b"\r\nGET / HTTP/1.1", (True, True)),
+        (GOOD.replace(b"GET", b"HEAD") + b"\r\n", (False, True)),
+        (GOOD.replace(b"/health", b"/v1/health") + b"\r\n", (True, True)),
+        (GOOD + b"Connection: close\r\n\r\n", (True, False)),
+        (GOOD.replace(b"1.1", b"1.0") + b"\r\n", (True, False)),
+        (GOOD.replace(b"1.1", b"1.0") + b"Connection: Keep-Alive\r\n\r\n", (True, True)),
+        (GOOD.replace(b"localhost", b"[::1]") + b"\r\n", (True, True)),
+        (GOOD.replace(b"localhost:8080", b"LOCALHOST") + b"\r\n", (True, True)),
+        (GOOD.replace(b"localhost", b"evil.example") + b"\r\n", False),
+        (GOOD.replace(b"Host", b"Hast") + b"\r\n", False),
+        (GOOD.replace(b"/health", b"/health?x") + b"\r\n", False),
+        (GOOD.replace(b"/health", b"/healthy") + b"\r\n", False),
+        (GOOD.replace(b"1.1", b"2.0") + b"\r\n", False),
+        (GOOD.replace(b"1.1", b"1.1 x") + b"\r\n", False),
+        (GOOD + b"Host: localhost\r\n\r\n", False),
+        (GOOD + b"Origin: x\r\n\r\n", False),
+        (GOOD + b"Content-Length: 3\r\n\r\nabc", False),
+        (GOOD + b"Transfer-Encoding: chunked\r\n\r\n", False),
+        (GOOD + b"no colon\r\n\r\n", False),
+        (GOOD + b" folded: x\r\n\r\n", False),
+        (b"POST /health HTTP/1.1\r\n\r\n", False),
+        (b"\x16\x03\x01", False),
+        (b"GET /health HTTP/1.1\r\n" + b"a" * front.MOST_HEAD, False),
+    ],
+)
+def test_what_is_a_plain_request(data, found):
+    judged = front.judge(data, HOSTS)
+    assert (judged[1:] if isinstance(judged, front.Asked) else judged) == found
+
+
+def test_each_part_of_a_plain_request_may_become_one():
+    data = GOOD + b"\r\n"
+    assert all(front.judge(data[:n], HOSTS) is True for n in range(len(data)))
+    assert front.judge(data, HOSTS) == front.Asked(len(data), True, True)
