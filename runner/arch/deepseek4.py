@@ -52,6 +52,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "n_head": 2 * c.n_head,
         "n_head_kv": 2,
         "head_dim": c.width + hp.indexer.n_key,
+        "n_rot": hp.n_rot_swa or hp.n_rot,  # all layers have a window
         "indexer": replace(hp.indexer, block=OVERLAPPING),
         "swa_layers": tuple(int(ratio == 0) for ratio in c.ratios),
         "rope_base": c.rope_base,

@@ -16,6 +16,7 @@ def layer(g: Graph, il: int) -> None:
 ARCH = Arch(
     neox=True,
     shared_ff=True,
+    shares_expert=True,
     layer=layer,
     score_experts="sigmoid",
     keys=(

@@ -86,6 +86,9 @@ def _derived(hp: HParams) -> dict[str, Any]:
     if not n_each or hp.n_expert % n_each:
         what = f"is {n_each}, expected a divisor of {hp.n_expert}, the number of experts"
         raise UnsupportedKey("experts_per_group", what)
+    if (n_group := hp.routing.n_group) > 1:  # chosen by sigmoids, not by what experts weigh
+        what = f"is {n_group}, expected 0: no group of experts is chosen before they are"
+        raise UnsupportedKey("expert_group_count", what)
     return {}
 
 

@@ -55,13 +55,14 @@ def shared_expert(g: Graph, il: int, x: np.ndarray) -> Product:
     if not arch.gated:
         (up,) = linears(g, x, w.ffn_up_shexp)
         return linear(g, gated(g, "shexp", whole(up), arch.activation), w.ffn_down_shexp)
+    limit = limit_of(g.hp.clamp_shared, il)
     if not w.ffn_gate_inp_shexp:
         gate, up = linears(g, x, w.ffn_gate_shexp, w.ffn_up_shexp)
-        return linear(g, activated(g, gate, up, _limit(g.hp.clamp_shared, il)), w.ffn_down_shexp)
+        return linear(g, activated(g, gate, up, limit), w.ffn_down_shexp)
     gate, up, share = linears(
         g, x, w.ffn_gate_shexp, w.ffn_up_shexp, _as_matrix(w.ffn_gate_inp_shexp)
     )
-    hidden = activated(g, gate, up, _limit(g.hp.clamp_shared, il))
+    hidden = activated(g, gate, up, limit)
     shared = gated(g, "shexp_gated", whole(share), "sigmoid", whole(hidden))
     return linear(g, shared, w.ffn_down_shexp)
 
@@ -74,7 +75,7 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 def _hidden(g: Graph, il: int, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """The input of the chosen experts' last product, f32 [n_tok, n_used, n_ff]."""
-    w, limit = g.weights(il), _limit(g.hp.clamp_experts, il)
+    w, limit = g.weights(il), limit_of(g.hp.clamp_experts, il)
     if w.ffn_gate_up_exps:
         both, n = _products(g, x, w.ffn_gate_up_exps, ids), g.hp.n_ff_expert
         n_used = both.shape[1]
@@ -93,7 +94,8 @@ def _hidden(g: Graph, il: int, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return activated(g, gate, up, limit)
 
 
-def _limit(clamps: tuple[float, ...], il: int) -> float:
+def limit_of(clamps: tuple[float, ...], il: int) -> float:
+    """Of layer il: what its gates are clamped to; 0: nothing."""
     return clamps[il] if clamps else 0.0
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tamis.graph.attention import append, attention, rope
 from tamis.graph.context import Graph
-from tamis.graph.experts import experts, shared_expert
+from tamis.graph.experts import experts, limit_of, shared_expert
 from tamis.graph.linear import Product, Source, linear, linears
 from tamis.graph.mlp import mlp
 from tamis.graph.norm import (
@@ -95,7 +95,7 @@ def feed_forward(g: Graph, il: int, h: Source) -> Branch:
     """The feed-forward part of the rows h: dense, or routed experts with the shared one if any."""
     w = g.weights(il)
     if not w.ffn_gate_inp:
-        return mlp(g, h, w)
+        return mlp(g, h, w, limit_of(g.hp.clamp_shared, il))  # that of an expert for all rows
     x = h.x if h.kind == "rows" else record_norm(g, h, g.ws.rows("ffn_norm", g.hp.n_embd))
     chosen = experts(g, il, x)
     shared = w.ffn_up_shexp or g.model.arch.shares_expert  # an error if the file has none

@@ -708,7 +708,7 @@ class _Reader:
         return Compressed(
             ratios=ratios,
             n_head=n_head,
-            width=head_dim,
+            width=self._width("attention.key_length") or head_dim,
             n_query=self._count("attention.q_lora_rank", MAX_EMBD),
             n_group=n_group,
             n_out=self._count(OUT_RANK, MAX_EMBD),

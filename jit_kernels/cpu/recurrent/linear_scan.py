@@ -50,6 +50,7 @@ def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, row_byt
     """The function that advances columns of a head's state S by a token and returns S^T q."""
     load, store, broadcast, splat, zero, add = words
     delta, by_channel = rule == "delta", decay == "channel"
+    n_passed = head_k - head_k % ROWS
 
     @njit(error_model="numpy")
     def decay_of(gates, i):
@@ -59,7 +60,7 @@ def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, row_byt
     def recalled(state, k, gates):
         """(decay * S)^T k."""
         sum0, sum1, sum2, sum3 = zero(), zero(), zero(), zero()
-        for i in range(0, head_k, ROWS):
+        for i in range(0, n_passed, ROWS):
             row, key = state + row_bytes * i, k + 4 * i
             keys = (broadcast(key), broadcast(key + 4), broadcast(key + 8), broadcast(key + 12))
             if by_channel:
@@ -73,6 +74,10 @@ def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, row_byt
             sum1 = add(keys[1], load(row + row_bytes), sum1)
             sum2 = add(keys[2], load(row + 2 * row_bytes), sum2)
             sum3 = add(keys[3], load(row + 3 * row_bytes), sum3)
+        for i in range(n_passed, head_k):
+            own = broadcast(k + 4 * i)
+            own = own * decay_of(gates, i) if by_channel else own
+            sum0 = add(own, load(state + row_bytes * i), sum0)
         total = (sum0 + sum1) + (sum2 + sum3)
         return total if by_channel else total * decay_of(gates, 0)
 
@@ -91,12 +96,14 @@ def _columns(words: tuple[Any, ...], rule: str, decay: str, head_k: int, row_byt
             new = new - recalled(state, k, gates)
         new = new * splat(rate)
         sum0, sum1, sum2, sum3 = zero(), zero(), zero(), zero()
-        for i in range(0, head_k, ROWS):
+        for i in range(0, n_passed, ROWS):
             query = q + 4 * i
             sum0 = add(broadcast(query), advanced(state, i, k, gates, new), sum0)
             sum1 = add(broadcast(query + 4), advanced(state, i + 1, k, gates, new), sum1)
             sum2 = add(broadcast(query + 8), advanced(state, i + 2, k, gates, new), sum2)
             sum3 = add(broadcast(query + 12), advanced(state, i + 3, k, gates, new), sum3)
+        for i in range(n_passed, head_k):
+            sum0 = add(broadcast(q + 4 * i), advanced(state, i, k, gates, new), sum0)
         return (sum0 + sum1) + (sum2 + sum3)
 
     return token
@@ -106,8 +113,6 @@ def linear_scan(rule: str, decay: str, head_k: int, head_v: int) -> Any:
     """Kernel of LINEAR_SCAN: threads stride over columns of the heads' states."""
     if rule not in ("add", "delta") or decay not in ("head", "channel"):
         raise ValueError(f"no rule {rule!r} with a decay a {decay!r}")
-    if head_k % ROWS:
-        raise ValueError(f"head_k is {head_k}, expected a multiple of {ROWS}")
     vectors = _columns(VECTOR, rule, decay, head_k, 4 * head_v)
     near_vectors = _columns(VECTOR, rule, decay, head_k, WIDTH)
     ones = _columns(ONE, rule, decay, head_k, 4 * head_v)

@@ -54,19 +54,18 @@ def key_scaled(hp: HParams) -> dict[str, Any]:
 
 def yarn_scaled(hp: HParams) -> dict[str, Any]:
     """Fields of HParams: the scale of scores, and that of cosines if YaRN stretches positions."""
-    scaling, scale = hp.rope_scaling, hp.latent.n_key**-0.5
-    if scaling.kind != "yarn" or not scaling.ext_factor:
-        return {"attention_scale": scale}
-    log = 0.1 * math.log(max(scaling.factor, 1.0))
+    scaling, scale, stretch = hp.rope_scaling, hp.latent.n_key**-0.5, hp.rope_scaling.attn_factor
+    is_yarn = scaling.kind == "yarn" and scaling.ext_factor != 0
+    log = 0.1 * math.log(max(scaling.factor, 1.0) if is_yarn else scaling.factor)
     own = 1.0 + log  # YaRN's own factor of cosines
-    if not hp.yarn_log:
-        return {"attention_scale": scale * own**2}
     scores = 1.0 + 10.0 * hp.yarn_log * log
+    if not is_yarn or not hp.yarn_log:
+        # A linear scale multiplies no cosine, but scores as YaRN's does: so does llama.cpp.
+        return {"attention_scale": scale * (stretch * own * scores) ** 2}
     of_cosines = 1.0 if hp.arch == "deepseek2" else own / scores
-    attn_factor = scaling.attn_factor * of_cosines / own
     return {
-        "attention_scale": scale * (of_cosines * scores) ** 2,
-        "rope_scaling": replace(scaling, attn_factor=attn_factor),
+        "attention_scale": scale * (stretch * of_cosines * scores) ** 2,
+        "rope_scaling": replace(scaling, attn_factor=stretch * of_cosines / own),
     }
 
 
