@@ -15,7 +15,7 @@ from tamis.graph.mixers.compressed import (
 from tamis.graph.norm import norm
 from tamis.graph.streams import begin_streams, read_streams, stream_tensors, write_streams
 from tamis.model.arch import Arch
-from tamis.model.hparams import HParams, UnsupportedKey
+from tamis.model.hparams import LEAST_HEAD_DIM, HParams, UnsupportedKey
 
 
 def layer(g: Graph, il: int) -> None:
@@ -51,7 +51,7 @@ def _derived(hp: HParams) -> dict[str, Any]:
         "attention_scale": c.width**-0.5,
         "n_head": 2 * c.n_head,
         "n_head_kv": 2,
-        "head_dim": c.width + hp.indexer.n_key,
+        "head_dim": -(-(c.width + hp.indexer.n_key) // LEAST_HEAD_DIM) * LEAST_HEAD_DIM,
         "n_rot": hp.n_rot_swa or hp.n_rot,  # all layers have a window
         "indexer": replace(hp.indexer, block=OVERLAPPING),
         "swa_layers": tuple(int(ratio == 0) for ratio in c.ratios),

@@ -542,7 +542,10 @@ class _Reader:
             # What all heads share: the rotated key, then the latent.
             n_rot = self._count("rope.dimension_count", MAX_HEAD_DIM, default=0, least=0)
             n = n_rot + self._count(LATENT, MAX_HEAD_DIM - n_rot)
-            return n_head, 1, n + self._indexer().n_key  # an indexer's key lies behind
+            n_key = self._indexer().n_key  # lies behind
+            if n_key and n % LEAST_HEAD_DIM:
+                self._fail(LATENT, f"with {n_rot} rotated elements is {n}, no multiple of 16")
+            return n_head, 1, n + n_key
         n_head_kv = self._count("attention.head_count_kv", n_head, default=n_head)
         if n_head % n_head_kv:
             self._fail("attention.head_count_kv", f"{n_head_kv} does not divide {n_head} heads")
