@@ -1,14 +1,51 @@
 """A pytest plugin for the suites of `tamis.tools.peer_suites`: adapts what is not part of the API.
 
 Names of headers are compared without case, as in HTTP; no model is fetched before the tests; a
-match of a model's words only requires some words.
+match of a model's words only requires some words. Starts and ends of tests are written, line by
+line, to the file that the environment's EVENTS names: they are known even after an aborted run.
 """
 
+import json
+import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+EVENTS = "TAMIS_PEER_EVENTS"
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Write why a file could not be read."""
+    if report.failed:
+        _write(report.nodeid, "collected", "failed", _why(report))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write that a test begins."""
+    _write(nodeid, "begun", "", "")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write how a part of a test ended: its setup, itself or its teardown."""
+    _write(report.nodeid, report.when or "", report.outcome, "" if report.passed else _why(report))
+
+
+def _why(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """The error's own line, or why a test skips itself."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    lines = str(report.longrepr or "").splitlines()
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (errors or [line.strip() for line in lines if line.strip()] or [""])[0]
+
+
+def _write(nodeid: str, part: str, outcome: str, why: str) -> None:
+    if path := os.environ.get(EVENTS):
+        with Path(path).open("a") as out:
+            out.write(json.dumps([nodeid, part, outcome, why[:200]]) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)

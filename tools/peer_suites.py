@@ -10,7 +10,8 @@ models' words. `COUNTS` replaces token counts of the suite's model by those that
 or by the condition that there are any. Tests marked slow are not run, nor are those of `LEFT_OUT`,
 which gives the reasons.
 
-It needs pip, pytest, requests, filelock and openai. The last line is JSON.
+It needs pip, pytest, requests, filelock and openai, and scipy for the second suite: a file that
+cannot be read fails with the name of the missing package. The last line is JSON.
 """
 
 import argparse
@@ -21,11 +22,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
+
+from tamis.tools.peer_plugin import EVENTS
 
 VERSION = "0.3.36"
 SERVER_TESTS = "vendor/llama.cpp/tools/server/tests"
@@ -120,21 +122,27 @@ def adjusted(source: Path, target: Path) -> None:
         path.write_text("\n".join(lines))
 
 
-def collected(suite: Path, files: Iterable[str]) -> dict[str, list[str]]:
-    """The names of all tests that are not marked slow, by file."""
+def collected(suite: Path, files: Iterable[str]) -> tuple[dict[str, list[str]], list[Outcome]]:
+    """The names of all tests that are not marked slow, by file; files that cannot be read."""
     found: dict[str, list[str]] = {}
-    done = _pytest(suite, ["--collect-only", *files], suite / "collected.xml")
+    events = suite / "collected.jsonl"
+    done = _pytest(suite, ["--collect-only", *files], events)
     for line in done.stdout.splitlines():
         path, _, name = line.partition("::")
         if name and path.endswith(".py"):
             found.setdefault(Path(path).name, []).append(name)
-    if not found:
+    bad = [
+        Outcome(Path(file).name, "all", "failed", f"cannot be read: {why}")
+        for file, part, _, why in _events(events)
+        if part == "collected"
+    ]
+    if not found and not bad:
         raise SystemExit(f"no tests were found:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return found
+    return found, bad
 
 
 def _pytest(
-    suite: Path, arguments: Iterable[str], report: Path
+    suite: Path, arguments: Iterable[str], events: Path
 ) -> "subprocess.CompletedProcess[str]":
     server = suite / "llama-server"
     if not server.exists():
@@ -144,11 +152,10 @@ def _pytest(
         server.chmod(0o700)
     own = {"LLAMA_SERVER_BIN_PATH": str(server), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     flags = ["-q", "-m", "not slow", "-p", "tamis.tools.peer_plugin", "-p", "no:cacheprovider"]
-    flags += ["-o", "addopts=", f"--junitxml={report}"]
     return subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", *flags, *arguments],
+        [sys.executable, "-P", "-m", "pytest", *flags, "-o", "addopts=", *arguments],
         cwd=suite,
-        env=os.environ | own,
+        env=os.environ | own | {EVENTS: str(events)},
         capture_output=True,
         text=True,
         timeout=FILE_SECONDS,
@@ -162,34 +169,42 @@ def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:
     found = [Outcome(file, name, "left out", why) for name, why in left_out.items()]
     wanted = [name for name in names if name not in left_out]
     if wanted:
-        report = suite / f"{file}.xml"
+        events = suite / f"{file}.jsonl"
         ids = [f"{'unit/' if (suite / 'unit').exists() else ''}{file}::{name}" for name in wanted]
         try:
-            _pytest(suite, ids, report)
-            states = _read(report)
+            done = _pytest(suite, ids, events)
+            stopped = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["nothing was said"]
+            end = f"pytest ended with {stopped[0][:160]}"
         except subprocess.TimeoutExpired:
-            states = {}
-        for name in wanted:
-            state, why = states.get(name, ("failed", "it has not ended"))
-            found.append(Outcome(file, name, state, why))
+            end = f"the file's {FILE_SECONDS} s were over"
+        states = states_of(_events(events), end)
+        never = ("failed", f"not begun: {end}")
+        found += [Outcome(file, name, *states.get(name, never)) for name in wanted]
     return found
 
 
-def _read(report: Path) -> dict[str, tuple[str, str]]:
-    """The state of each test by its name, and the first line of what went wrong."""
+def _events(path: Path) -> list[list[str]]:
+    """What the plugin wrote: test or file, part, outcome, why."""
+    if not path.exists():  # pytest could not begin
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def states_of(events: Iterable[list[str]], end: str) -> dict[str, tuple[str, str]]:
+    """The state of each test that has begun by its name, and why it is not passed.
+
+    end: why the run was over.
+    """
     found: dict[str, tuple[str, str]] = {}
-    if not report.exists():  # pytest could not start
-        return found
-    for case in ET.parse(report).iter("testcase"):
-        bad = [part for part in case if part.tag in ("failure", "error")]
-        skipped = case.find("skipped")
-        name = case.get("name") or ""
-        if bad:
-            text = (bad[0].get("message") or "").split("\n")[0]
-            found[name] = ("failed", text[:200])
-        elif skipped is not None:
-            found[name] = ("left out", (skipped.get("message") or "skipped by itself")[:200])
-        else:
+    for nodeid, part, outcome, why in events:
+        name = nodeid.partition("::")[2]
+        if part == "begun":
+            found[name] = ("failed", f"has begun and not ended: {end}")
+        elif outcome == "failed":
+            found[name] = ("failed", why)
+        elif outcome == "skipped":
+            found[name] = ("left out", why or "skipped by itself")
+        elif part == "call":
             found[name] = ("passed", "")
     return found
 
@@ -228,12 +243,12 @@ def main() -> None:
         (Path(there) / "models").symlink_to(source / "vendor/llama.cpp/models")
         if arguments.suite == "llama-server":
             adjusted(source / SERVER_TESTS, suite)
-            names = collected(suite, [f"unit/{file}" for file in arguments.files] or ["unit"])
+            wanted = [f"unit/{file}" for file in arguments.files] or ["unit"]
         else:
             suite = _python_suite(source, suite)
             own = sorted(path.name for path in suite.glob("test_*.py"))  # not those of vendor
-            names = collected(suite, arguments.files or own)
-        found: list[Outcome] = []
+            wanted = arguments.files or own
+        names, found = collected(suite, wanted)
         for file, tests in sorted(names.items()):
             found += outcomes(suite, file, tests)
             n = sum(o.state == "passed" for o in found)

@@ -36,7 +36,6 @@ def layer(g: Graph, il: int) -> None:
 ARCH = Arch(
     neox=False,
     layer=layer,
-    keys=("expert_weights_scale",),
     declares=StepKeys,
     unread=("attn_output.bias",),
 )
