@@ -5,5 +5,5 @@ from tamis.model.arch import Arch
 ARCH = Arch(
     neox=False,
     normalize_experts=False,
-    keys=("expert_weights_scale", "attention.scale"),
+    keys=("expert_weights_scale",),
 )

@@ -4,15 +4,19 @@ Each model is read whole and in one other way, which changes from model to model
 all five ways of each. `--device cuda` runs them on a GPU.
 """
 
+import math
+
 import kit_models
 import pytest
 from kit_models import golden, specs, token_ids, write_kit_model
 from kit_runs import HOW, far_off, run
 
-from tamis.arch.load import known
+from tamis.arch.load import known, load_model
 from tamis.engine.engine import Engine
 from tamis.engine.session import ContextError
-from tamis.formats.gguf import GGUFError
+from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
 from tamis.select.notation import MethodError
 
 REFUSED = {"refact-moe"}  # llama.cpp leaves its experts out: there are none such
@@ -126,6 +130,8 @@ def test_what_has_no_meaning_is_refused_by_name(name, tmp_path):
         ("gemma4-dense", "attention.head_count_kv", [2, 2, 1, 2, 2, 1, 4, 1]),
         ("lfm2-dense", "attention.causal", False),
         ("gemma3-dense", "attention.causal", False),
+        ("deepseek4-moe", "attention.key_length_swa", 48),
+        ("deepseek32-moe", "attention.kv_lora_rank", 520),  # no index begins there
     ],
 )
 def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, tmp_path):
@@ -137,11 +143,88 @@ def test_a_value_that_makes_another_graph_is_refused_by_name(name, key, value, t
         Engine.load(path)
 
 
-@pytest.mark.parametrize("name", ["kimi-linear-moe", "hy_v3-moe", "step35-moe"])
+@pytest.mark.parametrize("name", ["kimi-linear-moe", "hy_v3-moe", "step35-moe", "glm4moe-moe"])
 def test_experts_without_the_shared_one_that_their_graph_reads_are_refused(name, tmp_path):
     """llama.cpp loads such a file, and adds the activation of what the expert would read."""
     with pytest.raises(GGUFError, match=r"missing.*ffn_gate_shexp"):
         Engine.load(write_kit_model(name, tmp_path / "m.gguf", without="shexp"))
+
+
+def test_groups_of_grovemoe_that_are_chosen_by_sigmoids_are_refused(tmp_path):
+    """Its experts weigh what softmax makes of their logits: one score chooses, another weighs."""
+    groups = {"expert_group_count": 2, "expert_group_used_count": 1}
+    path = write_kit_model("grovemoe-moe", tmp_path / "m.gguf", groups)
+    with pytest.raises(GGUFError, match="expert_group_count"):
+        Engine.load(path)
+
+
+def test_two_rotary_widths_of_laguna_whose_first_layer_has_a_window_are_refused(tmp_path):
+    n = specs()["laguna-moe"]["kv"]["laguna.block_count"][1]
+    changed = {
+        "rope.dimension_count_swa": 16,
+        "attention.sliding_window_pattern": [1] + [0] * (n - 1),
+    }
+    path = write_kit_model("laguna-moe", tmp_path / "m.gguf", changed)
+    with pytest.raises(GGUFError, match="dimension_count_swa"):
+        Engine.load(path)
+
+
+def recorded(path, monkeypatch):
+    """The model of a file, and the ops of its graph with their fields."""
+    calls, add = [], Program.add
+
+    def noted(self, op, constants=(), **fields):
+        calls.append((op, fields))
+        return add(self, op, constants, **fields)
+
+    monkeypatch.setattr(Program, "add", noted)
+    return load_model(GGUFFile(path)), calls
+
+
+def test_gates_of_a_dense_layer_have_the_limit_of_an_expert_for_all_rows(tmp_path, monkeypatch):
+    name = "bailingmoe3-moe"  # its first layer is dense
+    n_layer = specs()[name]["kv"]["bailingmoe3.block_count"][1]
+    changed = {"swiglu_clamp_shexp": [3.0, *[0.0] * (n_layer - 1)]}
+    _, calls = recorded(write_kit_model(name, tmp_path / "m.gguf", changed), monkeypatch)
+    limits = {fields["limit"] for op, fields in calls if op is ops.GATE_CLAMPED}
+    assert 3.0 in limits
+
+
+@pytest.mark.parametrize("name", ["mistral4-moe", "glm-dsa-moe", "deepseek2-moe"])
+def test_a_linear_scale_of_positions_scales_the_scores_of_latent_attention(name, tmp_path):
+    """llama.cpp takes back a factor of YaRN that a linear scale has not."""
+    changed = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
+    plain = load_model(GGUFFile(write_kit_model(name, tmp_path / "a.gguf"))).hp
+    scaled = load_model(GGUFFile(write_kit_model(name, tmp_path / "b.gguf", changed))).hp
+    assert scaled.attention_scale == plain.attention_scale * (1.0 + 0.1 * math.log(2.0)) ** 2
+
+
+def test_deepseek_4_rotates_what_the_key_of_windows_says(tmp_path):
+    """All of its layers have one; the widths of its rows are whole steps of the kernels."""
+    path = write_kit_model("deepseek4-moe", tmp_path / "m.gguf", {"rope.dimension_count_swa": 16})
+    assert load_model(GGUFFile(path)).hp.n_rot == 16
+    narrow = write_kit_model("deepseek4-narrow-moe", tmp_path / "n.gguf")
+    hp = load_model(GGUFFile(narrow)).hp
+    assert (hp.compressed.width, hp.head_dim % 16) == (40, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("ernie4_5-moe-moe", "expert_weights_scale", 2.5),
+        ("deepseek-moe", "attention.scale", 0.05),
+        ("deepseek32-moe", "attention.temperature_scale", 0.1),
+        ("glm-dsa-moe", "attention.temperature_scale", 0.1),
+        ("glm-dsa-moe", "rope.scaling.yarn_log_multiplier", 0.05),
+    ],
+)
+def test_a_key_that_llama_cpp_does_not_read_there_changes_nothing(name, key, value, tmp_path):
+    """Files have them where a program wrote all keys that it knows of any architecture."""
+    scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    scaled |= {"rope.scaling.original_context_length": 32, "attention.temperature_length": 16}
+    plain = load_model(GGUFFile(write_kit_model(name, tmp_path / "a.gguf", scaled))).hp
+    path = write_kit_model(name, tmp_path / "b.gguf", scaled | {key: value})
+    assert load_model(GGUFFile(path)).hp == plain
 
 
 def test_biases_of_some_of_a_joint_matrix_are_refused(tmp_path, monkeypatch):

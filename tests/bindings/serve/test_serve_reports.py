@@ -36,6 +36,17 @@ def test_text_held_back_for_a_stop_string_comes_once(client):
         assert "".join(event["content"] for event in found) == whole
 
 
+def test_nothing_of_a_stop_text_over_several_tokens_is_streamed(client):
+    """vllm-project/vllm#3574, SharpAI/SwiftLM#126: its first tokens were sent."""
+    asked = {"prompt": "the hand over", "max_tokens": 24} | NO_END
+    whole = client.post(TEXT, json=asked).json()["choices"][0]["text"]
+    for i in range(1, len(whole) - 7, 3):
+        stop = whole[i : i + 7]
+        choices = [e["choices"][0] for e in events(client, TEXT, asked | {"stop": [stop]})]
+        assert "".join(each["text"] for each in choices) == whole[: whole.index(stop)]
+        assert choices[-1]["finish_reason"] == "stop"
+
+
 def test_a_schema_beside_json_object_holds(path):
     """ggml-org/llama.cpp#7149: json_schema was dropped where response_format was json_object."""
     wanted = reader(path)
