@@ -152,7 +152,7 @@ def test_experts_without_the_shared_one_that_their_graph_reads_are_refused(name,
 
 def test_groups_of_grovemoe_that_are_chosen_by_sigmoids_are_refused(tmp_path):
     """Its experts weigh what softmax makes of their logits: one score chooses, another weighs."""
-    groups = {"expert_group_count": 2, "expert_group_used_count": 1}
+    groups = {"expert_group_count": 2, "expert_group_used_count": 1, "expert_used_count": 1}
     path = write_kit_model("grovemoe-moe", tmp_path / "m.gguf", groups)
     with pytest.raises(GGUFError, match="expert_group_count"):
         Engine.load(path)
