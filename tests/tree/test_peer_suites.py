@@ -1,0 +1,102 @@
+"""What is known of a peer's suite after its run, however that ended."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from tamis.tools import peer_plugin, peer_suites
+from tamis.tools.peer_suites import Outcome, collected, outcomes
+
+TESTS = ["test_passes", "test_fails", "test_skips", "test_hangs", "test_waits"]
+
+
+@pytest.fixture
+def events(tmp_path, monkeypatch):
+    """The plugin writes where the runner reads."""
+    path = tmp_path / "test_a.py.jsonl"
+    monkeypatch.setenv(peer_plugin.EVENTS, str(path))
+    return path
+
+
+def ended(name, when, outcome, longrepr=None):
+    """What pytest reports of a part of a test."""
+    peer_plugin.pytest_runtest_logreport(
+        SimpleNamespace(
+            nodeid=f"test_a.py::{name}",
+            when=when,
+            outcome=outcome,
+            passed=outcome == "passed",
+            longrepr=longrepr,
+        )
+    )
+
+
+def run(*_arguments):
+    """A run that is cut off in its fourth test."""
+    for name, outcome, longrepr in (
+        ("test_passes", "passed", None),
+        ("test_fails", "failed", "def test_fails():\n>   assert 1 == 2\nE   assert 1 == 2\n"),
+        ("test_skips", "skipped", ("file", 3, "Skipped: no GPU")),
+    ):
+        peer_plugin.pytest_runtest_logstart(f"test_a.py::{name}")
+        ended(name, "setup", "passed")
+        ended(name, "call", outcome, longrepr)
+        ended(name, "teardown", "passed")
+    peer_plugin.pytest_runtest_logstart("test_a.py::test_hangs")
+    raise subprocess.TimeoutExpired("pytest", peer_suites.FILE_SECONDS)
+
+
+@pytest.mark.usefixtures("events")
+def test_what_ended_before_the_time_was_over_keeps_its_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_suites, "_pytest", run)
+    found = {each.name: each for each in outcomes(tmp_path, "test_a.py", TESTS)}
+    over = f"the file's {peer_suites.FILE_SECONDS} s were over"
+    assert [found[name][2:] for name in TESTS] == [
+        ("passed", ""),
+        ("failed", "assert 1 == 2"),
+        ("left out", "Skipped: no GPU"),
+        ("failed", f"has begun and not ended: {over}"),
+        ("failed", f"not begun: {over}"),
+    ]
+
+
+@pytest.mark.usefixtures("events")
+def test_a_fault_after_a_test_fails_it(tmp_path, monkeypatch):
+    def one(*_arguments):
+        peer_plugin.pytest_runtest_logstart("test_a.py::test_x")
+        ended("test_x", "call", "passed")
+        ended("test_x", "teardown", "failed", "E   OSError: left open")
+        return SimpleNamespace(stdout="1 passed, 1 error", stderr="")
+
+    monkeypatch.setattr(peer_suites, "_pytest", one)
+    assert outcomes(tmp_path, "test_a.py", ["test_x"]) == [
+        Outcome("test_a.py", "test_x", "failed", "OSError: left open")
+    ]
+
+
+def test_a_run_that_could_not_begin_says_why(tmp_path, monkeypatch):
+    done = SimpleNamespace(stdout="", stderr="INTERNALERROR\nno module named requests\n")
+    monkeypatch.setattr(peer_suites, "_pytest", lambda *_arguments: done)
+    (found,) = outcomes(tmp_path, "test_a.py", ["test_x"])
+    assert found.why == "not begun: pytest ended with no module named requests"
+
+
+def test_a_file_that_cannot_be_read_is_one_of_the_table(tmp_path, monkeypatch):
+    """Without scipy the tests of a whole file were missing in the table."""
+
+    def collect(_suite, _arguments, events):
+        monkeypatch.setenv(peer_plugin.EVENTS, str(events))
+        why = "E   ModuleNotFoundError: No module named 'scipy'"
+        for failed, nodeid in ((True, "test_b.py"), (False, "test_a.py")):
+            peer_plugin.pytest_collectreport(
+                SimpleNamespace(failed=failed, passed=not failed, nodeid=nodeid, longrepr=why)
+            )
+        return SimpleNamespace(stdout="test_a.py::test_x\n", stderr="")
+
+    monkeypatch.setattr(peer_suites, "_pytest", collect)
+    names, bad = collected(tmp_path, ["test_a.py", "test_b.py"])
+    assert names == {"test_a.py": ["test_x"]}
+    why = "cannot be read: ModuleNotFoundError: No module named 'scipy'"
+    assert bad == [Outcome("test_b.py", "all", "failed", why)]
+    assert why in peer_suites.report_of(bad)
