@@ -271,6 +271,7 @@ def test_terminals_that_meet_are_named(schema, yes, no):
     [
         ({"type": "array", "items": TEXT, "uniqueItems": True}, "#/uniqueItems", '["a"]'),
         (obj(a={"type": "string", "pattern": r"(a)\1"}), "#/properties/a/pattern", '{"a":"x"}'),
+        ({"type": "string", "pattern": r"^\bab\b$"}, "#/pattern", '"x"'),
         ({"not": {"type": "integer", "multipleOf": 2}}, "#/not", "1"),
         ({"type": "string", "format": "iri"}, "#/format", '"x"'),
     ],
@@ -279,6 +280,45 @@ def test_what_is_not_enforced_is_named(schema, left_out, text):
     found = compile_schema(schema)
     assert found.left_out == (left_out,)
     assert fits(matcher(found.text), text)
+
+
+FLOAT32 = 3.4028234663852886e38
+LONG = f"34028234663852886{'0' * 22}"  # as its text says
+
+
+@pytest.mark.parametrize(
+    ("limits", "yes", "no"),
+    [
+        (
+            {"minimum": -FLOAT32, "maximum": FLOAT32},
+            ["0", "-1.5", "1000000000000000.25", "-98765432109876543210.5", LONG, f"-{LONG}"],
+            [f"{int(LONG) + 1}", f"-{LONG}.5", "1e39", f"{LONG}0"],
+        ),
+        (
+            {"exclusiveMinimum": 1e-45, "maximum": 1e300},
+            ["0.1", "5", "9" * 300],
+            ["0", "-1", "9" * 301],
+        ),
+        (
+            {"exclusiveMinimum": 1e25},
+            [f"1{'0' * 24}1", f"2{'0' * 25}.5"],
+            [f"1{'0' * 25}", "5", "-1"],
+        ),
+        ({"maximum": -1e25}, [f"-1{'0' * 25}", f"-2{'0' * 25}.5"], ["0", "-5", f"-{'9' * 25}"]),
+    ],
+)
+def test_ranges_of_numbers_as_wide_as_a_type_of_theirs_are_enforced(limits, yes, no):
+    """Programs write the ends of float32 and float64 for numbers without limits."""
+    found = compile_schema({"type": "number"} | limits)
+    assert found.left_out == ()
+    grammar = matcher(found.text)
+    assert [text for text in yes if not fits(grammar, text)] == []
+    assert [text for text in no if fits(grammar, text)] == []
+
+
+def test_every_limit_that_is_left_out_is_named():
+    found = compile_schema({"type": "number", "minimum": 5e-324, "maximum": 1})
+    assert found.left_out == ("#/minimum", "#/maximum")
 
 
 def wide(n):

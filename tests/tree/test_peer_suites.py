@@ -8,7 +8,7 @@ import pytest
 from tamis.tools import peer_plugin, peer_suites
 from tamis.tools.peer_suites import Outcome, collected, outcomes
 
-TESTS = ["test_passes", "test_fails", "test_skips", "test_hangs", "test_waits"]
+TESTS = ["test_passes", "test_fails", "test_skips", "test_fetches", "test_hangs", "test_waits"]
 
 
 @pytest.fixture
@@ -33,11 +33,12 @@ def ended(name, when, outcome, longrepr=None):
 
 
 def run(*_arguments):
-    """A run that is cut off in its fourth test."""
+    """A run that is cut off in its fifth test."""
     for name, outcome, longrepr in (
         ("test_passes", "passed", None),
         ("test_fails", "failed", "def test_fails():\n>   assert 1 == 2\nE   assert 1 == 2\n"),
         ("test_skips", "skipped", ("file", 3, "Skipped: no GPU")),
+        ("test_fetches", "failed", "E   huggingface_hub.errors.LocalEntryNotFoundError: no"),
     ):
         peer_plugin.pytest_runtest_logstart(f"test_a.py::{name}")
         ended(name, "setup", "passed")
@@ -56,6 +57,7 @@ def test_what_ended_before_the_time_was_over_keeps_its_state(tmp_path, monkeypat
         ("passed", ""),
         ("failed", "assert 1 == 2"),
         ("left out", "Skipped: no GPU"),
+        ("left out", peer_suites.OUT_OF_REACH),
         ("failed", f"has begun and not ended: {over}"),
         ("failed", f"not begun: {over}"),
     ]

@@ -15,6 +15,8 @@ WHOLE = "/-?(?:0|[1-9][0-9]*)/"
 NUMBER = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+\\-]?[0-9]{1,2})?/"
 # With so few digits a double also has a fraction.
 _FRACTION, _MOST_FRACTION = "\\.[0-9]{0,4}[1-9]", 10**9 - 1
+_ANY_FRACTION = "\\.[0-9]+"
+_NEAR = 10**15  # llguidance has no ranges of numbers that are much larger
 _MOST_MULTIPLE = 10_000  # llguidance tracks every remainder
 _EXACT = Context(prec=2000)
 _MOST_ITEMS = 1_000_000  # more than any answer has: no limit
@@ -87,6 +89,43 @@ def number(form: Numbers, space: str) -> str | None:
     text = json.dumps(schema | {"x-guidance": {"whitespace_pattern": space}})
     found = f"%json {text}"
     return None if refused(found) else found
+
+
+def in_parts(form: Numbers, space: str) -> list[str]:
+    """The symbols of a range with ends that llguidance has not; [] where it has none in parts.
+
+    Beyond _NEAR the parts have whole steps inside the range: an end that is a fraction is left out.
+    """
+    if form.whole is not None or form.multiple is not None:
+        return []
+    low, high = _first_whole(form.low, form.low_open), None
+    if form.high is not None:
+        high = -(_first_whole(-form.high, form.high_open) or 0)
+    found = []
+    if high is None or high > _NEAR:
+        found.append(_beyond("", _NEAR if low is None else max(low, _NEAR), high))
+    if low is None or low < -_NEAR:
+        least = _NEAR if high is None else max(-high, _NEAR)
+        found.append(_beyond("-", least, None if low is None else -low))
+    near = form.meet(Numbers(low=Fraction(-_NEAR), high=Fraction(_NEAR)))
+    if near is None:
+        return found
+    return [*found, symbol] if (symbol := number(near, space)) else []
+
+
+def _first_whole(low: Fraction | None, open_: bool) -> int | None:
+    """The first whole number of a range."""
+    if low is None:
+        return None
+    return floor(low) + 1 if open_ else ceil(low)
+
+
+def _beyond(sign: str, least: int, most: int | None) -> str:
+    """The terminal of numbers from least to most with any fraction, and most itself."""
+    if most is None:
+        return f"/{sign}{integers(least, None)}(?:{_ANY_FRACTION})?/"
+    inside = f"{integers(least, most - 1)}(?:{_ANY_FRACTION})?|" if least < most else ""
+    return f"/{sign}(?:{inside}{most})/"
 
 
 def _fractions(form: Numbers) -> str | None:

@@ -16,6 +16,9 @@ from tamis.grammar.schema.objects import ObjectWriter
 from tamis.grammar.schema.reading import Reader
 from tamis.grammar.schema.rule_table import Rules
 
+MULTIPLE = ("multipleOf",)
+LIMITS = (*MULTIPLE, "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 
 class Writer:
     """Writes the values of a schema, each as a rule of the grammar."""
@@ -48,7 +51,7 @@ class Writer:
         for constants in (*forms.null, *forms.boolean):
             rule.add(scalars.constant(constants))
         for number in forms.number:
-            if (symbol := self._number(number, conj)) is not None:
+            for symbol in self._number(number, conj):
                 rule.add(symbol)
         if text := rules.strings(forms.string):
             rule.add(rules.terminal(text))
@@ -57,19 +60,25 @@ class Writer:
         for form in forms.object:
             self._objects.write(rule, form)
 
-    def _number(self, form: Numbers, conj: Conj) -> str | None:
-        found = scalars.number(form, self._space)
-        if found is None and form.whole is not False:
-            for term in conj:  # a multiple, or limits between which there is no double
-                schema = term.place.schema if isinstance(term.place.schema, dict) else {}
-                keys = [key for key in ("multipleOf", "minimum", "maximum") if key in schema]
-                for key in keys[:1]:
+    def _number(self, form: Numbers, conj: Conj) -> list[str]:
+        one = scalars.number(form, self._space)
+        found = [one] if one else scalars.in_parts(form, self._space)
+        if not found and form.whole is not False:  # a multiple, or limits that no double has
+            plain = scalars.number(replace(form, multiple=None), self._space)
+            self._note_numbers(conj, MULTIPLE if plain else LIMITS)
+            plain = plain or scalars.number(Numbers(whole=form.whole), self._space)
+            found = [plain] if plain else []
+        return [self._rules.terminal(each) if each.startswith("/") else each for each in found]
+
+    def _note_numbers(self, conj: Conj, keys: tuple[str, ...]) -> None:
+        """Note that keywords of numbers are left out wherever they stand."""
+        for term in conj:
+            schema = term.place.schema if isinstance(term.place.schema, dict) else {}
+            for key in keys:
+                if key in schema:
                     self._rules.reader.note(term.place, key)
-                if not keys:
-                    self._rules.reader.left_out[term.place.pointer] = None
-            found = scalars.number(replace(form, multiple=None), self._space)
-            found = found or scalars.number(Numbers(whole=form.whole), self._space)
-        return self._rules.terminal(found) if found and found.startswith("/") else found
+            if not any(key in schema for key in LIMITS):
+                self._rules.reader.left_out[term.place.pointer] = None
 
     # --- unsatisfiable parts --------------------------------------------------------------------
 
