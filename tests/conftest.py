@@ -93,8 +93,9 @@ ALL_CASES = (
     "engine/test_private_files.py", "engine/test_private_ways.py", "engine/test_processors.py",
     "engine/test_session_file.py", "fetch/", "formats/", "kernels/test_prepared.py",
     "kv/test_kv_layers.py", "kv/test_recurrent_states.py", "methods/test_cpe.py",
-    "methods/test_metered.py", "methods/test_select_hip.py", "methods/test_select_tactic.py",
-    "methods/test_selector_base.py", "text/", "tree/",
+    "methods/test_method_costs.py", "methods/test_metered.py", "methods/test_notation_names.py",
+    "methods/test_recorded_ops.py", "methods/test_select_hip.py", "methods/test_select_tactic.py",
+    "methods/test_selector_base.py", "methods/test_wrapped_hooks.py", "text/", "tree/",
 )  # fmt: skip
 # Tests in them whose cases take long all the same.
 THINNED = {

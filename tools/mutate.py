@@ -224,10 +224,11 @@ class Matching:
         return [name for _, name in picked], total
 
     def _places(self, fault: Fault) -> dict[str, set[int]]:
-        """The lines that execute a fault: its own, or those that use the names its line binds."""
+        """The lines of a fault: its own; of a module-level one its file's and uses of its names."""
         if fault.where:
             return {fault.file: set(range(fault.line, fault.line + fault.old.count("\n") + 1))}
         found: dict[str, set[int]] = defaultdict(set)
+        found[fault.file] = set(range(1, self._texts[fault.file].count("\n") + 1))
         for source, text in self._texts.items():
             for number, line in enumerate(text.splitlines(), 1):
                 if any(name in line for name in fault.names):

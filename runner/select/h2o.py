@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     START,
@@ -107,7 +107,7 @@ class _State(StartingState):
         super().__init__(shape, params.s)
         self._params = params
         self._group = shape.group if params.rows == "group" else 1
-        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
+        n_row, n_ctx = shape.n_head // self._group, shape.n_ctx
         self._sums = zeros((shape.n_layer, n_row, n_ctx), np.float32)
         self._kept = np.zeros((shape.n_layer, n_row, 1 + params.n_top), np.int32)
         self._begin = np.zeros(1, np.int64)

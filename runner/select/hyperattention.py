@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     PREFILL,
     Recording,
@@ -76,7 +76,7 @@ class _State(SelectorState):
     def __init__(self, params: HyperAttention, shape: SelectorShape) -> None:
         super().__init__(shape)
         self._params, p = params, params
-        n_ctx = self._capacity = -(-shape.n_ctx // PAGE) * PAGE
+        n_ctx = self._capacity = shape.n_ctx
         self._n_sink = min(p.sink, n_ctx)  # no list is longer
         n_kv, n_code = shape.n_head_kv, 1 << p.bits
         rng = np.random.default_rng(p.seed)

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     START,
@@ -102,7 +102,7 @@ class _State(SelectorState):
         self._params, p = params, params
         self._steps, self._phase = Steps(p.period), START
         self._n_plane = -(-p.K * p.L // 32) * 32
-        n_ctx = self._capacity = -(-shape.n_ctx // PAGE) * PAGE
+        n_ctx = self._capacity = shape.n_ctx
         self._n_sink = min(p.sink, n_ctx)  # no list is longer
         rng = np.random.default_rng(p.seed)
         planes = rng.standard_normal((shape.head_dim, self._n_plane))

@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.contract.types import PAGE, KVView, Selection, zeros
+from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     START,
@@ -112,7 +112,7 @@ class _State(StartingState):
         super().__init__(shape, params.window)
         self._params = p = params
         self._group = shape.group if p.rows == "group" else 1
-        n_row, n_ctx = shape.n_head // self._group, -(-shape.n_ctx // PAGE) * PAGE
+        n_row, n_ctx = shape.n_head // self._group, shape.n_ctx
         full = [layer for layer, window in enumerate(shape.window) if not window]
         budgets = pyramid(p.budget - p.sink - p.window, p.beta, len(full))
         self._n_top = dict(zip(full, budgets, strict=True))

@@ -252,3 +252,4 @@ def test_a_method_is_a_value_that_nobody_changes(name):
     for parameter in DEFAULTS[name]:
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(one, parameter, 1)
+    assert not hasattr(one, "__dict__")  # of its fields alone
