@@ -136,7 +136,7 @@ class Order(RuleBasedStateMachine):
                 if kept:
                     new[i][: self.n - first] = old[first:]
                 rows[i] = np.concatenate([old[:first], new[i]])
-            self.kv.write(layer, *new, first // PAGE)
+            self.kv.write(layer, *new, *([first // PAGE] if first >= PAGE else []))
         if first + n < self.n:
             self.kv.truncate(first + n)
         self.n = first + n
@@ -206,7 +206,7 @@ class Order(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "rows"):
             for layer in range(N_LAYER):
-                self.reads(layer, 0, 0)
+                same(self.kv.read(layer, self.n), self.rows[layer])
             if self.kind == "gpu":  # nothing that Python wrote over is in a frame
                 assert (self.kv._table == -1).all()
                 assert (self.kv._owner == -1).all()
