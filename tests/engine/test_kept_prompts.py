@@ -362,7 +362,8 @@ def test_files_have_what_ram_has_no_room_for(clock):
     writes = [("write", *pair) for pair in zip(names, due, strict=True)]
     assert files.seen == writes
     files.seen.clear()
-    assert cache.extend(session := Held(), [*ids, 1]) == 3 * PAGE
+    session = Held()
+    assert cache.extend(session, [*ids, 1]) == 3 * PAGE
     session.check()
     assert [seen for seen in files.seen if seen[0] == "touch"] == [
         ("touch", name, x + 1) for name, x in zip(names, due, strict=True)
