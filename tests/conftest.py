@@ -85,7 +85,8 @@ SLOW_TESTS = {
 # Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
 # that notices a fault.
 ALL_CASES = (
-    "bindings/serve/test_guard.py", "engine/test_context_flags.py", "engine/test_draft_steps.py",
+    "bindings/serve/test_guard.py", "engine/test_adapter_values.py", "engine/test_context_flags.py",
+    "engine/test_draft_steps.py",
     "engine/test_kept_prompts.py", "engine/test_private_files.py", "engine/test_private_ways.py",
     "engine/test_processors.py", "engine/test_session_file.py", "fetch/", "formats/",
     "kernels/test_prepared.py",

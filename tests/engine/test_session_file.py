@@ -46,6 +46,17 @@ def test_what_is_written_is_read(tmp_path, found):
     assert (tmp_path / "s").stat().st_mode & 0o077 == 0
 
 
+def test_a_file_is_laid_out_as_other_versions_of_the_program_read_it(tmp_path):
+    found = arrays()
+    session_file.write(tmp_path / "s", HEADER, found)
+    text = json.dumps(HEADER).encode()
+    head = struct.pack("<8sII", b"TAMISSES", 2, len(text)) + text
+    datas = [array.tobytes() for array in found]
+    table = b"".join(struct.pack("<QI", len(data), zlib.crc32(data)) for data in datas)
+    tail = table + struct.pack("<I", len(table)) + hashlib.sha256(head + table).digest()
+    assert (tmp_path / "s").read_bytes() == head + b"".join(datas) + tail
+
+
 def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
     session_file.write(tmp_path / "s", HEADER, arrays())
     whole = (tmp_path / "s").read_bytes()
