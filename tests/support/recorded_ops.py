@@ -66,7 +66,7 @@ TEXTS = {
     ],
     "magicpig": [
         "magicpig:K=3,L=6,dense=0,sink=4,recent=8,period=9",
-        "magicpig:K=5,L=7,sink=600,seed=3",
+        "magicpig:K=4,L=8,sink=600,seed=3",
     ],
     "metered": [
         "metered(topk:k=24,sink=4,recent=8,rows=head):mass=0.9,samples=16,seed=3",
