@@ -28,7 +28,6 @@ _SUM = struct.Struct("<I")  # CRC-32C of everything before it
 _END = ".page"
 MOST_WAITING = 256 << 20  # bytes that wait to be written; further records are dropped
 ROOM = 16  # a full folder is emptied by one ROOM-th
-MOST_RECORD = 1 << 34  # bytes: no file is larger
 
 
 class Record(NamedTuple):
@@ -76,7 +75,7 @@ class PageFiles:
         path = self._path(name)
         try:
             with open_private(path) as file:
-                data = np.frombuffer(bytearray(file.read(MOST_RECORD)), np.uint8)
+                data = np.fromfile(file, np.uint8)
         except (OSError, MemoryError):
             return None
         record = _unpacked(name, data)

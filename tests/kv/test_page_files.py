@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -61,6 +62,16 @@ def test_what_is_written_is_read_by_another_process(opened, sizes):
     same(files.read(name_of(1)), record_of(1, **sizes))
     same(opened().read(name_of(1)), record_of(1, **sizes))
     assert (files.n_failed, files.n_evicted) == (0, 0)
+
+
+def test_a_file_is_read_in_as_much_memory_as_it_has(opened):
+    files = opened()
+    write(files, 1)
+    tracemalloc.start()
+    same(files.read(name_of(1)), record_of(1))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 def test_a_file_is_where_its_name_says_and_due_when_it_was_said(opened):
