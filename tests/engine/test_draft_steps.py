@@ -222,7 +222,7 @@ def test_own_steps_are_dropped_again():
     assert session.tokens == [1, 2]
     assert session.asked == [("prefill", [3]), *(("decode", token, 1) for token in (4, 5, 6))]
     session.asked.clear()
-    assert own_draft(session).propose([1, 2, 3], 0) == []
+    assert own_draft(session).propose([1, 2, 3, 4], 0) == []
     assert own_draft(session).propose([1, 2], 3) == []
     assert session.asked == []
 

@@ -163,3 +163,26 @@ def test_after_tokens_were_removed(engines):
         yield session.pages(0, 2)
 
     both(engines, "full", do)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_load_that_failed_in_the_middle(engines, kind, tmp_path, monkeypatch):
+    def do(session):
+        session.prefill(ids_of(100, 3))
+        session.save(tmp_path / "s")
+        session.truncate(0)
+        session.prefill(ids_of(70))
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "recall", lambda: fail(session, patch))
+            with pytest.raises(MemoryError):
+                session.load(tmp_path / "s")
+        yield session.decode(6).copy()
+
+    def fail(session, patch):
+        patch.undo()  # what was there comes back by it
+        raise MemoryError
+
+    whole = both(engines, kind, lambda session: [session.prefill(ids_of(70)), session.decode(6)])
+    (found,) = both(engines, kind, do)
+    if kind == "full":  # a state that is computed again in other chunks is only near
+        np.testing.assert_array_equal(found, whole[1])
