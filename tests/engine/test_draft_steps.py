@@ -96,7 +96,7 @@ def model_draft(session, n_vocab=N_VOCAB):
 
 
 class Listed(Draft):
-    """It proposes what it is told to, as many as are asked for."""
+    """It proposes what it has, as many as are asked for."""
 
     def __init__(self, tokens=(), watches=False):
         self.tokens, self.watches, self.seen, self.asked = list(tokens), watches, [], []

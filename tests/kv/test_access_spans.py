@@ -20,7 +20,7 @@ def attending(sel_rows, *, block, n_row, q_block, step, window, stride):
     pages = np.zeros((N_PAGE, N_HEAD_KV, PAGE, DIM), np.float16)
     table = np.arange(N_PAGE, dtype=np.int32)
     indptr = np.cumsum([0, *map(len, sel_rows)]).astype(np.int32)
-    # Room for more rows than there are, and what is left of an earlier step after them.
+    # Room for more rows than there are, and entries of an earlier step after them.
     indptr = np.concatenate([indptr, np.full(3, indptr[-1] + 2, np.int32)])
     indices = np.concatenate([*sel_rows, [0, 0]]).astype(np.int32)
     program.add(

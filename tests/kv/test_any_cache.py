@@ -160,7 +160,7 @@ class Order(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3 * PAGE))
     def fork(self, back):
-        """Another sequence goes on from here; this one is left as it is, until the next fork."""
+        """Another sequence resumes here; this one is left as it is, until the next fork."""
         if self.kind != "paged":
             return
         if self.left is not None:

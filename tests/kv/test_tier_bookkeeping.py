@@ -99,7 +99,7 @@ def test_a_bank_that_was_given_something_else_is_empty(banked):
     banked.finish(300, 1)  # it is said once
 
 
-def test_a_bank_counts_units_of_keys_and_values(banked):
+def test_a_bank_counts_units_of_k_and_v(banked):
     at, before = ops.BANK_STATE, banked.counts
     banked._bank.state[[at.n_hit // 8, at.n_miss // 8, at.n_read // 8]] = 30, 12, 5000
     both = UNIT * TYPES.row_bytes(HP.head_dim)
@@ -192,7 +192,7 @@ def test_units_are_counted_as_they_are_found(tmp_path):
 
 
 def test_what_a_step_asks_twice_is_read_ahead_together(tmp_path):
-    """And what another step asked for is forgotten."""
+    """And what another step asked for is dropped."""
     cache = filled(disk(tmp_path, RING + MARGIN + 4), 256)
     one, other = np.zeros((2, 4, HP.n_head_kv * PAGE // UNIT), bool)
     one[1, 2], other[3, 0] = True, True
@@ -405,7 +405,7 @@ def test_a_layers_rows_are_where_it_is():
         cache.seen.clear()
 
 
-def test_all_caches_are_told_of_the_whole_sequence():
+def test_all_caches_hear_of_the_whole_sequence():
     a, b = Spied("a"), Spied("b")
     both = CompositeKV([([0], a), ([1], b)])
     both.reserve(5, 9)

@@ -12,7 +12,7 @@ def step(meter, *heads):
     meter.take()
 
 
-def test_a_step_counts_heads_that_were_measured_and_is_then_forgotten():
+def test_a_step_counts_heads_that_were_measured_and_is_then_dropped():
     meter = Meter(2, 2)
     step(meter, (0.5, 0.875, WIDER), (0.75, 1.0, ALL))
     assert (meter.report == NOT_MEASURED).all()

@@ -99,7 +99,7 @@ def test_a_layers_hook_is_its_own_methods(hook):
             assert answer == f"{own.name}.{hook}"
 
 
-def test_what_concerns_a_sequence_is_told_to_the_methods_of_all_layers():
+def test_what_concerns_a_sequence_goes_to_the_methods_of_all_layers():
     state, spies = per_layer((Spied("a"), (0,)), (Spied("b"), (2,)))
     state.truncate(9)
     assert state.phase(7) == "a.phase+b.phase"
@@ -197,7 +197,7 @@ def test_methods_of_both_roles_may_share_among_layers():
     assert PerRole(Spied("x"), Spied("y")).open(SHAPE).sharing is False
 
 
-def test_a_method_over_another_tells_it_what_it_is_told():
+def test_a_method_over_another_passes_it_all_calls():
     facts = {"freezing": "reuse", "n_bytes": 5, "counters": (np.zeros(1),), "recalled": 4}
     for method in (Beyond(Spied("x", facts), least=64), Delta(Spied("x", facts), gamma=8)):
         state = method.open(SHAPE)
