@@ -85,14 +85,16 @@ SLOW_TESTS = {
 # Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
 # that notices a fault.
 ALL_CASES = (
-    "bindings/serve/test_guard.py", "engine/test_adapter_values.py", "engine/test_context_flags.py",
-    "engine/test_draft_steps.py",
-    "engine/test_kept_prompts.py", "engine/test_private_files.py", "engine/test_private_ways.py",
-    "engine/test_processors.py", "engine/test_session_file.py", "fetch/", "formats/",
-    "kernels/test_prepared.py",
+    "bindings/serve/test_guard.py", "bindings/serve/test_serve_checks.py",
+    "bindings/serve/test_serve_front_steps.py", "bindings/serve/test_serve_parts.py",
+    "bindings/serve/test_serve_requests.py", "bindings/serve/test_serve_slots.py",
+    "bindings/serve/test_serve_taking.py", "engine/test_adapter_values.py",
+    "engine/test_context_flags.py", "engine/test_draft_steps.py", "engine/test_kept_prompts.py",
+    "engine/test_private_files.py", "engine/test_private_ways.py", "engine/test_processors.py",
+    "engine/test_session_file.py", "fetch/", "formats/", "kernels/test_prepared.py",
     "kv/test_access_spans.py", "kv/test_any_cache.py", "kv/test_kv_layers.py",
     "kv/test_page_files.py", "kv/test_recurrent_states.py", "kv/test_tier_bookkeeping.py",
-    "methods/test_cpe.py", "methods/test_method_costs.py", "methods/test_metered.py",
+    "methods/test_cpe.py", "methods/test_metered.py", "methods/test_method_costs.py",
     "methods/test_notation_names.py", "methods/test_numpy_methods.py",
     "methods/test_recorded_ops.py", "methods/test_select_hip.py", "methods/test_select_tactic.py",
     "methods/test_selector_base.py", "methods/test_wrapped_hooks.py", "text/", "tree/",
