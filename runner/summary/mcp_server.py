@@ -32,7 +32,7 @@ MAX_WORDS = 4000  # of an answer
 EVERY = 1.0  # seconds between reports of progress
 INSTRUCTIONS = (
     "Reads documents of any length with a local model: text, Markdown, HTML and PDF. The whole "
-    "document is read in every call, so ask your question instead of wanting its contents. "
+    "document is read in every call, so send a question instead of asking for its contents. "
     "Reading a long document for the first time takes minutes; asking about it again is faster."
 )
 
@@ -204,17 +204,20 @@ async def _call(documents: Documents, path: str, task: Task, context: Context) -
             if (left := meter.left()) is not None:
                 await context.report_progress(left[0], 1.0, f"{left[1]:.0f} s left")
 
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(report)
+    summary: Summary | Exception
+    async with anyio.create_task_group() as group:
+        group.start_soon(report)
+        try:
             summary = await anyio.to_thread.run_sync(
                 documents.answer, path, task, meter, stop, abandon_on_cancel=True
             )
-            group.cancel_scope.cancel()
-    except* (OSError, ValueError, RuntimeError, ImportError, MemoryError) as errors:
-        raise ToolError("; ".join(str(error) for error in errors.exceptions)) from errors
-    finally:
-        stop.set()
+        except (OSError, ValueError, RuntimeError, ImportError, MemoryError) as error:
+            summary = error
+        finally:
+            stop.set()
+        group.cancel_scope.cancel()
+    if isinstance(summary, Exception):
+        raise ToolError(str(summary)) from summary
     passages = [Passage(**source) for source in summary.sources]
     return Found(
         text=summary.text,

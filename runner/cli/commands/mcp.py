@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tamis.cli.terminal import note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this command."""
+    """Add the flags of this command."""
     parser.add_argument(
         "folders",
         nargs="*",
@@ -41,17 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f'`tamis mcp` needs the package mcp ({error}): pip install "tamis[mcp]"'
         ) from None
-    from tamis.summary.cache import MAX_BYTES, Cache
-
-    # What the tools are called with takes the place of these flags of `tamis summarize`.
+    # The tools' arguments take the place of these flags of `tamis summarize`.
     vars(arguments).update(length=summarize.N_WORDS, instruction=None, ask=None, cite=False)
     settings = summarize.settings_of(arguments, n_session=1)
-    model, cache = common.model_file(arguments.model, common.Progress()), None
-    if not arguments.no_cache:
-        store = None if arguments.cache_dir is None else Path(arguments.cache_dir)
-        cache = Cache(store, arguments.cache_size or MAX_BYTES, note)
-        if settings.kv_dir is None:
-            settings = replace(settings, kv_dir=cache.folder)
+    model = common.model_file(arguments.model, common.Progress())
+    cache, settings = summarize.cache_of(arguments, settings, note)
     documents = Documents(folders, lambda: _engine(arguments, model), model, settings, cache, note)
     if sys.stdin.isatty():
         note("tamis mcp speaks a protocol on standard input and output: an agent starts it")
@@ -63,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace, model: Path) -> Any:
+    """Load the model at the first document, without a progress line: the client's log has none."""
     from tamis.engine.engine import Engine
 
     where = common.devices(arguments)

@@ -179,6 +179,23 @@ def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
     )
 
 
+def cache_of(
+    arguments: argparse.Namespace, settings: Any, say: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """The cache that the flags ask for, None for --no-cache, and settings that use its folder.
+
+    Without --kv-dir the KV cache that memory has no room for goes there. say: gets a line for the
+    person.
+    """
+    from tamis.summary.cache import MAX_BYTES, Cache
+
+    if arguments.no_cache:
+        return None, settings
+    folder = None if arguments.cache_dir is None else Path(arguments.cache_dir)
+    cache = Cache(folder, arguments.cache_size or MAX_BYTES, say)
+    return cache, settings if settings.kv_dir else replace(settings, kv_dir=cache.folder)
+
+
 def _kv_folder(arguments: argparse.Namespace) -> Path | None:
     """The folder for a KV cache that exceeds memory; None: see _Work. Raises UsageError."""
     if arguments.kv_dir is None:
@@ -309,7 +326,6 @@ class _Work:
     def __init__(
         self, arguments: argparse.Namespace, settings: Any, names: list[str], output: _Output
     ) -> None:
-        from tamis.summary.cache import MAX_BYTES, Cache
         from tamis.summary.meter import Meter
 
         self._arguments, self._settings, self._names = arguments, settings, names
@@ -318,12 +334,7 @@ class _Work:
         self._lock, self._own, self._stop = threading.Lock(), threading.local(), threading.Event()
         self._engines: list[Any] = []
         self._model = common.model_file(arguments.model, self._progress)
-        self._cache = None
-        if not arguments.no_cache:
-            folder = None if arguments.cache_dir is None else Path(arguments.cache_dir)
-            self._cache = Cache(folder, arguments.cache_size or MAX_BYTES, self.line.say)
-            if settings.kv_dir is None:
-                self._settings = replace(settings, kv_dir=self._cache.folder)
+        self._cache, self._settings = cache_of(arguments, settings, self.line.say)
 
     def outcomes(self) -> Generator[dict[str, Any], None, None]:
         """Yield the result of each document, in order: a Summary's fields, or name and error."""
