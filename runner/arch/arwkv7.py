@@ -2,7 +2,7 @@
 
 from tamis.graph.context import Graph
 from tamis.graph.layer import feed_forward
-from tamis.graph.mixers.rwkv import RankKeys, rwkv_tensors, time_mix
+from tamis.graph.mixers.rwkv import RankKeys, rwkv_tensors, time_mix, whole_vectors
 from tamis.graph.norm import add, norm, record_norm
 from tamis.model.arch import Arch
 
@@ -20,6 +20,7 @@ ARCH = Arch(
     layer=layer,
     tensors=rwkv_tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
+    derived=whole_vectors,
     declares=RankKeys,
     # only the first layer has them
     unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.graph.linear import linear, linears
-from tamis.graph.mixers.rwkv import RankKeys, rwkv_tensors, shifted, time_mix
+from tamis.graph.mixers.rwkv import RankKeys, rwkv_tensors, shifted, time_mix, whole_vectors
 from tamis.graph.norm import add, mapped, record_layer_norm
 from tamis.model.arch import Arch
 from tamis.model.hparams import HParams
@@ -47,6 +47,7 @@ ARCH = Arch(
     layer=layer,
     tensors=tensors,
     recurrent=lambda hp: tuple(range(hp.n_layer)),
+    derived=whole_vectors,
     declares=RankKeys,
     # only the first layer has them
     unread=("time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight"),

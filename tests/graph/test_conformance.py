@@ -158,6 +158,14 @@ def test_groups_of_grovemoe_that_are_chosen_by_sigmoids_are_refused(tmp_path):
         Engine.load(path)
 
 
+@pytest.mark.parametrize("name", ["rwkv7-dense", "arwkv7-dense"])
+def test_heads_of_a_state_that_are_not_whole_vectors_are_refused(name, tmp_path):
+    """The kernel that steps the state advances whole vectors of its columns."""
+    path = write_kit_model(name, tmp_path / "m.gguf", {"wkv.head_size": 4})
+    with pytest.raises(GGUFError, match=r"is 4, expected a multiple of 16.*wkv\.head_size"):
+        Engine.load(path)
+
+
 def test_two_rotary_widths_of_laguna_whose_first_layer_has_a_window_are_refused(tmp_path):
     n = specs()["laguna-moe"]["kv"]["laguna.block_count"][1]
     changed = {

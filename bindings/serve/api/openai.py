@@ -97,6 +97,8 @@ class Chat(_Completions):
     def piece(self, i: int, piece: Piece) -> Iterable[Any]:
         """The chunks with the piece's deltas."""
         found = [self._said(i, chunk) for chunk in self._streams[i].of(piece)]
+        if piece.finish is not None:
+            found[-1] |= self._verbose()
         return self._timed_last(piece, found)
 
     def whole(self, found: list[list[Piece]]) -> Any:
@@ -105,10 +107,11 @@ class Chat(_Completions):
             chat.whole(request, pieces, self._wanted, self._format)["choices"][0]
             for request, pieces in zip(self.task.requests, found, strict=True)
         ]
-        reply = self._whole(choices)
-        if self.task.about:
-            reply["__verbose"] = {"prompt": self.task.about["prompt"]}
-        return reply
+        return self._whole(choices) | self._verbose()
+
+    def _verbose(self) -> Chunk:
+        """The rendered prompt, if the request asks for it."""
+        return {"__verbose": {"prompt": self.task.about["prompt"]}} if self.task.about else {}
 
 
 class Text(_Completions):

@@ -235,7 +235,13 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "--page", choices=["on", "off"], default="on", help="serve a chat page at / (default: on)"
     )
     parser.add_argument(
-        "--no-page", dest="page", action="store_const", const="off", help="the same as --page off"
+        "--no-page",
+        "--no-ui",
+        "--no-webui",
+        dest="page",
+        action="store_const",
+        const="off",
+        help="the same as --page off",
     )
     parser.add_argument(
         "--no-slots", action="store_true", help="do not serve the state of the slots at /slots"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from tamis.graph.recurrent import (
     whole,
 )
 from tamis.jit_kernels.contract import ops
-from tamis.model.hparams import MAX_EMBD, HParams
+from tamis.model.hparams import MAX_EMBD, HParams, UnsupportedKey
 from tamis.model.keys import ArchKeys, key
 from tamis.model.weights import Tensor
 
 LEAST_DECAY = -0.606531  # decays are above exp(exp of this), which is exp(-exp(-0.5))
 NORM_EPS = 64e-5
+LANES = 16  # the widest vector of any CPU level: threads share the state by vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,15 @@ class RankKeys(ArchKeys):
     iclr: int = key("attention.iclr_lora_rank", 0, MAX_EMBD, 0)
     value: int = key("attention.value_residual_mix_lora_rank", 0, MAX_EMBD, 0)
     gate: int = key("attention.gate_lora_rank", 0, MAX_EMBD, 0)
+
+
+def whole_vectors(hp: HParams) -> dict[str, Any]:
+    """No fields. Raises UnsupportedKey for a head of the state that is not whole vectors."""
+    head = hp.ssm.n_key
+    if not head or head % LANES or hp.n_embd % head:
+        what = f"is {head}, expected a multiple of {LANES} and a divisor of {hp.n_embd}, the width"
+        raise UnsupportedKey("wkv.head_size", what)
+    return {}
 
 
 def rwkv_tensors(hp: HParams) -> Mapping[str, tuple[int | str, ...]]:

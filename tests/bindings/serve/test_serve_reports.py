@@ -47,6 +47,14 @@ def test_nothing_of_a_stop_text_over_several_tokens_is_streamed(client):
         assert choices[-1]["finish_reason"] == "stop"
 
 
+def test_the_rendered_prompt_is_in_a_stream_too(client):
+    """llama.cpp's server has `__verbose` in the last part of a stream."""
+    asked = HELLO | {"max_tokens": 2, "verbose": True}
+    *others, last = events(client, CHAT, asked)
+    assert "the hand" in last["__verbose"]["prompt"]
+    assert not any("__verbose" in event for event in others)
+
+
 def test_a_schema_beside_json_object_holds(path):
     """ggml-org/llama.cpp#7149: json_schema was dropped where response_format was json_object."""
     wanted = reader(path)
