@@ -55,6 +55,37 @@ class BigBird:
         return _State(self, shape)
 
 
+def following(state: int) -> int:
+    """The next state of Knuth's 64-bit linear congruential generator (MMIX)."""
+    return (state * 6364136223846793005 + 1442695040888963407) % 2**64
+
+
+def draw(n: int, population: range, key: int) -> list[int]:
+    """A uniform sample of n of a range, ascending: Knuth's algorithm S."""
+    found: list[int] = []
+    state = following(following(key))  # neighbouring keys differ little, their states do
+    for i in population:
+        state = following(state)
+        if (state >> 33) % (population.stop - i) < n - len(found):
+            found.append(i)
+    return found
+
+
+def draw_key(seed: int, n_head_kv: int, head: int, at: int) -> int:
+    """The key of a KV head's draw at `at`, a block or position; seed: one of the layer."""
+    return (seed * n_head_kv + head) * 1048583 + at
+
+
+def chosen(p: BigBird, queries: range, seed: int, n_head_kv: int, head: int) -> list[int]:
+    """The blocks that neighbouring queries read: global ones, random ones, a window (section 2)."""
+    low = max(0, queries[0] - p.recent + 1) // p.block  # the first block of the window
+    n_sink = min(low, -(-p.sink // p.block))
+    n_random = min(-(-p.random // p.block), low - n_sink)
+    key = draw_key(seed, n_head_kv, head, queries[0] // p.block)
+    random = draw(n_random, range(n_sink, low), key)
+    return [*range(n_sink), *random, *range(low, queries[-1] // p.block + 1)]
+
+
 class _State(SelectorState):
     def __init__(self, params: BigBird, shape: SelectorShape) -> None:
         super().__init__(shape)

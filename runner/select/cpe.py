@@ -120,10 +120,7 @@ def depth(layer: int, n_layer: int) -> float:
 
 
 def g(delta: float, n: int) -> float:
-    """The bound of Eq.
-
-    4 on the information, in nats, lost by dropping the mass delta of n tokens.
-    """
+    """The bound of Eq. 4 on the information, in nats, lost by dropping mass delta of n tokens."""
     if not 0.0 < delta < 1.0:
         return 2 * delta * math.log(n)
     entropy = -delta * math.log(delta) - (1 - delta) * math.log(1 - delta)
@@ -179,6 +176,83 @@ def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: f
     if moved <= beta:
         return 0.0
     return math.log(moved / beta) / fall if fall > 0 else math.inf
+
+
+def middle(p: CPE, pos: int, drop: float) -> np.ndarray:
+    """The positions between the sinks, or P_l(t) of Eq. 15, and the last ones of a query at pos.
+
+    drop: the part of the past that PSAW hides in this layer, see CPE.dropped.
+    """
+    high = max(p.sink, pos + 1 - p.local)
+    return np.arange(min(high, max(p.sink, math.floor(drop * pos))), high)
+
+
+def cosines(q: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """sim(t, j) of Eq. 12 with each reference query, f64 [n]: of a row of several heads the least.
+
+    q f64 [heads, head_dim], references f64 [n, heads, head_dim].
+    """
+    norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(references, axis=-1)
+    least: np.ndarray = ((references * q).sum(axis=-1) / norms).min(axis=-1)
+    return least
+
+
+def shared(p: CPE, similar: list[np.ndarray]) -> list[int]:
+    """For each row of a KV head the reference whose set it shares, or -1: it retrieves.
+
+    similar: of each row the cosines with its references, the most recent one last.
+    """
+    above = [np.flatnonzero(cosine > p.tau) for cosine in similar]
+    recent = [int(found[-1]) if len(found) else -1 for found in above]
+    if -1 in recent:  # the keys are scored anyway: rows that no reference resembles closely join
+        near = [max(cosine, default=-1.0) > p.join for cosine in similar]
+        recent = [j if close else -1 for j, close in zip(recent, near, strict=True)]
+    return recent
+
+
+def dilated(p: CPE, best: np.ndarray) -> np.ndarray:
+    """The set of Eq. 13: the floor(k / 3) best positions and their neighbours, and the others.
+
+    best: S* in descending order of attention weight.
+    """
+    neighbours = best[: p.k // 3, None] + np.arange(-p.r, p.r + 1)
+    return np.union1d(best, neighbours)
+
+
+def chosen(p: CPE, q: np.ndarray, k: np.ndarray, drop: float = 0.0) -> list[list[np.ndarray]]:
+    """The positions that the rows of a KV head keep at each decode step: CIS, section IV-A.
+
+    q f64 [n_step, n_row, heads, head_dim]; k f64 [n, head_dim], of which the last n_step keys are
+    those of the steps; drop: see `middle`.
+    """
+    steps, begin, pos = [], 0, len(k) - len(q)
+    for i, queries in enumerate(q):
+        between = middle(p, pos + i, drop)
+        high = max(p.sink, pos + i + 1 - p.local)
+        ends = np.r_[: min(p.sink, pos + i + 1), high : pos + i + 1]
+        if len(between) <= p.k:  # everything is kept, and the block ends
+            steps.append([np.union1d(ends, between)] * len(queries))
+            begin = i + 1
+            continue
+        if (i - begin) % p.s == 0:  # a block begins: its queries are compared with each other only
+            references: list[list[np.ndarray]] = [[] for _ in queries]
+            sets: list[list[np.ndarray]] = [[] for _ in queries]
+        similar = [
+            cosines(row, np.array(past)) if past else np.zeros(0)
+            for row, past in zip(queries, references, strict=True)
+        ]
+        kept = []
+        for r, j in enumerate(shared(p, similar)):
+            if j >= 0:
+                salient = np.intersect1d(sets[r][j], between)
+            else:
+                scores = (k[between] @ queries[r].T).max(axis=1)
+                salient = between[np.argsort(-scores, kind="stable")[: p.k]]
+                references[r].append(queries[r])
+                sets[r].append(dilated(p, salient))
+            kept.append(np.union1d(ends, salient))
+        steps.append(kept)
+    return steps
 
 
 def _fixed(part: float) -> int:

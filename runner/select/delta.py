@@ -61,6 +61,18 @@ class Delta:
         return _State(self, shape)
 
 
+def corrected(p: Delta, sparse: np.ndarray, dense: np.ndarray) -> np.ndarray:
+    """The output of a prompt's rows, f64 [n, ..]: Alg. 1 and appendix C, from both attentions."""
+    out, n = sparse.astype(float), len(sparse)
+    for i in range(n):
+        g = i // p.gamma * p.gamma  # the last exact row
+        if i == g or i >= n - p.gamma:
+            out[i] = dense[i]
+        elif p.mode == "delta":
+            out[i] = sparse[i] + (dense[g] - sparse[g])  # Eq. 6 and 7
+    return out
+
+
 class _State(SelectorState):
     def __init__(self, params: Delta, shape: SelectorShape) -> None:
         super().__init__(shape)

@@ -16,7 +16,7 @@ chunk. Layers that have a sliding window of their own stay as they are.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,57 @@ class HyperAttention:
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
         return _State(self, shape)
+
+
+class Sorted(NamedTuple):
+    """The keys of a KV head in the order of their hash: sortLSH, Definition 1."""
+
+    positions: list[int]
+    ranks: list[int]  # of each code, the middle of its keys in `positions`
+
+
+def sort_keys(codes: np.ndarray, n_bit: int, keys: range) -> Sorted:
+    """Keys sorted so that neighbouring codes differ in one bit (Gray code).
+
+    codes int [n]: of all positions; keys: the positions to sort.
+    """
+    positions: list[int] = []
+    ranks = [0] * (1 << n_bit)
+    for code in (rank ^ rank >> 1 for rank in range(1 << n_bit)):
+        alike = [i for i in keys if codes[i] == code]
+        ranks[code] = len(positions) + len(alike) // 2
+        positions += alike
+    return Sorted(positions, ranks)
+
+
+def voted(p: HyperAttention, order: Sorted, codes: np.ndarray) -> list[int]:
+    """The blocks of sorted keys that the queries of a row read: where most of them hash to.
+
+    codes: of the row's queries and heads. A block beside a query's own counts half.
+    """
+    n = len(order.positions)
+    votes = np.zeros(-(-n // p.size) + 2)
+    for code in codes.ravel() if n else ():
+        at = min(order.ranks[code], n - 1) // p.size
+        votes[at : at + 3] += 1, 2, 1
+    of_block = votes[1:-1]
+    best = np.argsort(-of_block, kind="stable")[: p.block // p.size]
+    return [int(b) for b in best if of_block[b]]
+
+
+def chosen(
+    p: HyperAttention, order: Sorted, codes: np.ndarray, samples: list[int]
+) -> dict[int, float]:
+    """The keys of the unmasked half that a row reads, each with its log-weight: Alg. 3.
+
+    samples: positions drawn uniformly from the sorted ones.
+    """
+    exact = set()
+    for b in voted(p, order, codes):
+        exact |= set(order.positions[p.size * b : p.size * (b + 1)])
+    rest = set(samples) - exact
+    weight = np.log((len(order.positions) - len(exact)) / len(rest)) if rest else 0.0
+    return {i: weight if i in rest else 0.0 for i in sorted(exact | rest)}
 
 
 class _State(SelectorState):

@@ -34,9 +34,10 @@ local window and the mean value by their weights; "mean" is the algorithm box's 
 truncate() the tables start anew; load runs the last tokens again for their queries.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -94,6 +95,126 @@ class LFPS:
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
         return _State(self, shape)
+
+
+def threshold(x: np.ndarray, a: float) -> float:
+    """tau(x) of Eq. 8; infinite if all entries are equal."""
+    squares = (x - x.mean()) ** 2
+    if squares.sum() == 0:
+        return math.inf
+    kurtosis = (squares**2).sum() / squares.sum() ** 2
+    return float(a * x.mean() / kurtosis)
+
+
+def attention(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """The mean of the attention weights of q [heads, head_dim] over keys [n, head_dim]: f64 [n]."""
+    logits = q @ k.T / math.sqrt(k.shape[1])
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    mean: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
+    return mean
+
+
+@dataclass
+class Tables:
+    """Algorithm 1 of one row in NumPy, with passes over all positions: the kernels' oracle.
+
+    A row is one query head, or those of a KV head. The slash table is indexed by the distance to
+    the query, so that Eq. 10's shift needs nothing. Entries outside the middle are 0.
+    """
+
+    p: LFPS
+    ver: np.ndarray  # f64 [n_ctx]: Phi_ver, by position
+    sla: np.ndarray  # f64 [n_ctx]: Phi_sla, by distance
+    mean_key: np.ndarray  # f64 [head_dim], of the middle when decoding began
+    mean_value: np.ndarray  # f64 [head_dim]
+    spread: np.ndarray  # f64 [heads]: hat sigma^2, the variance of the logits by |q|^2
+
+    @classmethod
+    def started(
+        cls, p: LFPS, q: np.ndarray, k: np.ndarray, v: np.ndarray, n_ctx: int, n_query: int
+    ) -> Self | None:
+        """The tables before the step at the last position (Eq. 4); None if there is no middle.
+
+        q f64 [n, heads, head_dim], k and v f64 [n, head_dim], of all positions; n_query: the number
+        of queries before the last one that are known.
+        """
+        pos, low = len(k) - 1, p.sink
+        rows = [i for i in range(pos - n_query, pos) if i + 1 - p.local > low] or [pos]
+        if rows[-1] + 1 - p.local <= low:
+            return None
+        ver, sla = np.zeros((2, n_ctx))
+        for i in rows:
+            middle = np.arange(low, i + 1 - p.local)
+            weights = attention(q[i], k[middle]) / (2 * len(rows) * (1 - p.r))
+            ver[middle] += weights
+            sla[i - middle] += weights
+        last = rows[-1]
+        logits = q[last] @ k[low : last + 1 - p.local].T / math.sqrt(k.shape[1])
+        spread = logits.var(axis=1) / (q[last] ** 2).sum(axis=1)
+        of_all = slice(low, pos + 1 - p.local)
+        return cls(p, ver, sla, k[of_all].mean(axis=0), v[of_all].mean(axis=0), spread)
+
+    def step(self, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, int | None]:
+        """The kept positions, and how many candidates were scored: None for a bypassed row.
+
+        q f64 [heads, head_dim], of the last position of k f64 [n, head_dim].
+        """
+        p, n = self.p, len(k)
+        middle = np.arange(p.sink, n - p.local)
+        ends = np.r_[: p.sink, n - p.local : n]
+        if p.bypass != "none" and (self.sparsity(q, k) > p.epsilon).all():  # lines 3 to 6
+            return ends, None
+        above_threshold, above_mean = self.compared(middle, n - 1 - middle)
+        first = middle[above_threshold]  # line 8, Eq. 7
+        near = np.unique(first[:, None] + [-1, 0, 1, 2])  # line 9, Eq. 9
+        candidates = np.intersect1d(near, middle[above_mean])
+        if len(candidates) == 0:
+            self.learn(candidates, np.zeros(0), n)
+            return ends, 0
+        weights = attention(q, k[candidates])
+        limit = max(1, int(float(np.float32(p.budget)) * n))
+        best = np.argsort(-weights, kind="stable")[:limit]  # line 10
+        kept, weights = candidates[best], weights[best] / weights[best].sum()
+        self.learn(kept, weights - 1 / (2 * len(kept)), n)  # line 11
+        return np.union1d(ends, kept), len(candidates)
+
+    def compared(self, middle: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where an entry of either table is above its threshold (line 7), and above its mean."""
+        ver, sla, a = self.ver[middle], self.sla[distances], self.p.a
+        above_threshold = (ver > threshold(ver, a)) | (sla > threshold(sla, a))
+        return above_threshold, (ver > ver.mean()) | (sla > sla.mean())
+
+    def learn(self, kept: np.ndarray, gain: np.ndarray, n: int) -> None:
+        """Update both tables: Eq. 10."""
+        self.ver *= self.p.r
+        self.sla *= self.p.r
+        self.ver[kept] += gain
+        self.sla[n - 1 - kept] += gain
+
+    def global_weight(self, q: np.ndarray, n: int) -> np.ndarray:
+        """w_global of Eq. 5, f64 [heads]: what n log-normal weights sum to."""
+        mean = q @ self.mean_key / math.sqrt(q.shape[1])
+        weight: np.ndarray = n * np.exp(mean + (q**2).sum(axis=1) * self.spread / 2)
+        return weight
+
+    def sparsity(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """rho_h of Eq. 6, f64 [heads]."""
+        weights, n_sink = np.exp(q @ k.T / math.sqrt(k.shape[1])), self.p.sink
+        sinks, local = weights[:, :n_sink].sum(axis=1), weights[:, n_sink:][:, -6:].sum(axis=1)
+        rho: np.ndarray = sinks / (sinks + self.global_weight(q, len(k)) + local)
+        return rho
+
+    def bypassed(self, q: np.ndarray, n: int, out: np.ndarray, lse: np.ndarray) -> np.ndarray:
+        """The output of a bypassed row, f64 [heads, head_dim].
+
+        out and lse: attention to the sinks and the last positions, and its log-sum-exp.
+        """
+        share = np.ones(len(q))
+        if self.p.bypass == "mix":
+            weight = self.global_weight(q, n)
+            share = weight / (weight + np.exp(lse))
+        mixed: np.ndarray = out + share[:, None] * (self.mean_value - out)
+        return mixed
 
 
 class _State(SelectorState):

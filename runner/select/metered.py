@@ -68,6 +68,67 @@ class Metered:
         return _State(self, shape, self.inner.open(shape))
 
 
+def drawn(
+    left_out: np.ndarray, scores: np.ndarray, unit: int, uniforms: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sampled positions of a row, and how many positions each stands for.
+
+    left_out bool [n]: what the row's Selection lacks. scores f [n_unit]: of mean keys, in units of
+    `unit` positions. uniforms f64 [n_sample]: random numbers below 1, one a sample; samples are
+    drawn at even distances of the sums of the probabilities. If no more positions than samples are
+    left out, all are taken, and the samples that remain stand for none.
+    """
+    positions, n_sample = np.flatnonzero(left_out), len(uniforms)
+    n = len(positions)
+    if n <= n_sample:
+        last = positions[-1:] if n else np.zeros(1, np.int64)
+        factors = np.repeat([1.0, 0.0], [n, n_sample - n])
+        return np.concatenate([positions, np.repeat(last, n_sample - n)]), factors
+    proposal = scores[positions // unit].astype(float)
+    even = EVEN if 0 < proposal.sum() < 1e30 else 1.0
+    chance = np.full(n, even / n)
+    if even < 1:
+        chance += (1 - even) * proposal / proposal.sum()
+    points = (np.arange(n_sample) + uniforms) / n_sample
+    at = np.minimum(np.searchsorted(chance.cumsum(), points, side="right"), n - 1)
+    return positions[at], 1 / (n_sample * chance[at])
+
+
+def dropped(logits: np.ndarray, factors: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """What each sample says of the dropped mass, by the kept one, f64 [heads, n_sample].
+
+    logits f64 [heads, n_sample]: exact ones of the samples; lse f64 [heads]: the log-sum-exp of
+    attention. Of their sum x a head holds the share 1 / (1 + x).
+    """
+    weights: np.ndarray = np.exp(np.minimum(logits - lse[:, None], 60)) * factors
+    return weights
+
+
+def needed(mass: float, weights: np.ndarray, scores: np.ndarray, units: np.ndarray) -> float | None:
+    """The bar that a row's units must reach to be read in addition; None if it needs none.
+
+    weights: see `dropped`. scores f [n_unit]; units int [n_sample]: of the samples. Units
+    are taken best first, until every head holds at least `mass` of its attention.
+    """
+    total = weights.sum(axis=1)
+    if (1 / (1 + total) >= mass).all():
+        return None
+    order = np.argsort(-scores[units], kind="stable")
+    for count in range(1, len(order) + 1):
+        rest = total - weights[:, order[:count]].sum(axis=1)
+        if (rest <= (1 - mass) * (1 + total) + 1e-9).all():
+            break
+    return float(scores[units[order[count - 1]]])
+
+
+def reads_all(bar: float, scores: np.ndarray, left: np.ndarray, n: int) -> bool:
+    """Whether a row reads all n positions: with the units that reach the bar, more than half.
+
+    left int [n_unit]: the positions of each unit that the row's Selection lacks.
+    """
+    return bar <= 0 or bool(2 * (n - left.sum() + left[scores >= bar].sum()) > n)
+
+
 class _State(SelectorState):
     """The inner state, and the ops that estimate what it left out."""
 

@@ -1,12 +1,12 @@
-"""BIGBIRD_SELECT against Python, between unmapped pages."""
+"""BIGBIRD_SELECT against the method's algorithm, between unmapped pages."""
 
 import numpy as np
 import pytest
-from bigbird_draw import drawn
 from guarded import in_child, runs, step_of
 from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.bigbird import BigBird, chosen
 
 KERNELS = [(ops.BIGBIRD_SELECT, ())]
 
@@ -19,16 +19,10 @@ KERNELS = [(ops.BIGBIRD_SELECT, ())]
 @in_child
 def test_sinks_a_window_and_random_blocks(n_tok, pos, q_block, block, n_sink, n_recent, n_random):
     n_row, seed, rows = 2, 11, []
-    for first in range(0, n_tok, q_block):
-        oldest, newest = pos + first, pos + min(n_tok, first + q_block) - 1
-        low = max(0, oldest - n_recent + 1) // block
-        sinks = min(low, n_sink)
-        for r in range(n_row):
-            state = (seed * n_row + r) * 1048583 + oldest // block
-            for _ in range(2):
-                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-            chosen = drawn(sinks, low, min(n_random, low - sinks), state)
-            rows.append([*range(sinks), *chosen, *range(low, newest // block + 1)])
+    p = BigBird(block=block, sink=n_sink * block, recent=n_recent, random=n_random * block)
+    for first in range(pos, pos + n_tok, q_block):
+        queries = range(first, min(pos + n_tok, first + q_block))
+        rows += [chosen(p, queries, seed, n_row, r) for r in range(n_row)]
     assert n_random == 0 or pos == 0 or block == 16 or rows[0] != rows[1] or n_random > pos
     for found in runs(
         ops.BIGBIRD_SELECT,

@@ -1,4 +1,4 @@
-"""SELECT_PACK and the ops of the method `cpe` against NumPy, between unmapped pages."""
+"""SELECT_PACK and the ops of the method `cpe` against its algorithm, between unmapped pages."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from guarded import in_child, runs, step_of
 from selection_cases import DROP, LOWEST, best, maxima_of, middle, rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.cpe import CPE, cosines, dilated, shared
 
 SHAPES = [(16, 4, 1), (64, 3, 3)]  # head_dim, heads, group
 KERNELS = [
@@ -58,18 +59,14 @@ def test_a_layer_sees_sinks_and_its_part_of_the_past(
 # --- the gate ------------------------------------------------------------------------------------
 
 
-def gate(q, refs, meta, pos, *, n_block, tau, n_mid, n_top):
-    """One row: (decision, refs, meta) by Eq. 12, and the best cosine of its worst head."""
-    refs, (following, begin, n_ref, n_retrieval, n_step) = refs.copy(), meta.tolist()
+def gate(q, refs, meta, pos, *, n_block, n_mid, n_top):
+    """One row before its decision: cosines with this block's references, None for everything."""
+    following, begin, n_ref, n_retrieval, n_step = meta.tolist()
     if n_mid <= n_top:
-        return -2, refs, [-1, begin, n_ref, n_retrieval, n_step + 1], 1
+        return None, [-1, begin, n_ref, n_retrieval, n_step + 1]
     if following != pos or pos - begin >= n_block:
         begin, n_ref = pos, 0
-    norms = np.linalg.norm(q, axis=-1) * np.linalg.norm(refs, axis=-1)
-    cosines = ((q * refs).sum(axis=-1) / norms).min(axis=-1)[:n_ref]
-    alike = np.flatnonzero(cosines > tau)
-    decision = alike[-1] if len(alike) else -1
-    return decision, refs, [pos + 1, begin, n_ref, n_retrieval, n_step + 1], max([-1, *cosines])
+    return cosines(q, refs[:n_ref]), [pos + 1, begin, n_ref, n_retrieval, n_step + 1]
 
 
 def asks(q, refs, meta):
@@ -97,23 +94,29 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(
         [[pos, 197, 3, 7, 9], [pos, 199, 1, 0, 0], [pos, 195, 5, 1, 5], [50, 198, 2, 1, 1],
          [pos, 197, 3, 2, 2], [pos, 198, 2, 2, 2], [-1, 0, 0, 0, 0], [pos, 196, 4, 0, 0]], np.int64
     )  # fmt: skip
-    of_row = q.reshape(n_row, group, head_dim)
-    expected = [
-        gate(of_row[r], refs[r], meta[r], pos, n_block=n_block, tau=0.8, n_mid=189, n_top=n_top)
+    of_row, expected = q.reshape(n_row, group, head_dim).astype(float), refs.copy()
+    gates = [
+        gate(of_row[r], refs[r], meta[r], pos, n_block=n_block, n_mid=189, n_top=n_top)
         for r in range(n_row)
     ]
-    if n_top == 10:
-        assert [e[0] for e in expected] == [2, 0, -1, -1, -1, -1, -1, 3]
+    similar, metas = zip(*gates, strict=True)
     n_head_kv, of_kv = n_row * group // heads, q.reshape(-1, heads, head_dim)
-    chosen = np.array([e[0] for e in expected]).reshape(n_head_kv, -1)
-    near = np.array([e[3] for e in expected]).reshape(n_head_kv, -1) > join
-    chosen[(chosen == -1).any(axis=1, keepdims=True) & ~near] = -1
-    if (n_top, join) == (10, 0.97) and heads > group:
-        assert (chosen != -1).any()
-        assert (chosen.ravel() != [e[0] for e in expected]).any()
-    retrieve = np.repeat(chosen.ravel() == -1, group).reshape(n_head_kv, heads)
-    for r in np.flatnonzero(chosen.ravel() == -1):
-        asks(of_row[r], *expected[r][1:3])
+    if n_top == 10:
+        rows_per_kv = heads // group
+        of_heads = [list(similar[r : r + rows_per_kv]) for r in range(0, n_row, rows_per_kv)]
+        alone, chosen = (
+            np.concatenate([shared(CPE(tau=0.8, join=bar), cosines) for cosines in of_heads])
+            for bar in (0, join)
+        )
+        assert alone.tolist() == [2, 0, -1, -1, -1, -1, -1, 3]
+        if join == 0.97 and heads > group:
+            assert (chosen != alone).any()
+            assert (chosen != -1).any()
+    else:
+        chosen = np.full(n_row, -2)
+    retrieve = np.repeat(chosen == -1, group).reshape(n_head_kv, heads)
+    for r in np.flatnonzero(chosen == -1):
+        asks(q.reshape(n_row, group, head_dim)[r], expected[r], metas[r])
     out = {
         "refs": refs, "meta": meta, "chosen": np.full(n_row, -7, np.int32),
         "asking": np.zeros((n_head_kv, heads, head_dim), np.float32),
@@ -124,9 +127,9 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(
         n_head_kv=n_head_kv, n_block=n_block, n_sink=4, n_local=8, n_top=n_top, drop=0, tau=0.8,
         join=join,
     ):  # fmt: skip
-        assert found["chosen"].tolist() == chosen.ravel().tolist()
-        np.testing.assert_array_equal(found["refs"], [e[1] for e in expected])
-        assert found["meta"].tolist() == [e[2] for e in expected]
+        assert found["chosen"].tolist() == chosen.tolist()
+        np.testing.assert_array_equal(found["refs"], expected)
+        assert found["meta"].tolist() == [*metas]
         assert found["n_asking"].tolist() == retrieve.sum(axis=1).tolist()
         for h in range(n_head_kv):
             asking = found["asking"][h, : retrieve[h].sum()]
@@ -134,13 +137,6 @@ def test_the_most_recent_like_query_of_the_block_shares_its_set(
 
 
 # --- retrieval -----------------------------------------------------------------------------------
-
-
-def dilated(scores, low, high, n_top, n_best, radius):
-    """Eq. 13, by sets."""
-    order = low + np.argsort(-scores[low:high], kind="stable")[:n_top]
-    near = {p + d for p in order[:n_best].tolist() for d in range(-radius, radius + 1)}
-    return sorted(j for j in near | set(order.tolist()) if low <= j < len(scores))
 
 
 def check_sets(scores, pos, *, counts, dilation, drop=0):
@@ -169,7 +165,9 @@ def check_sets(scores, pos, *, counts, dilation, drop=0):
         elif chosen[r] == -1:
             tops = best(scores[r, low:high], 0, 0, n_top)
             tops = [low + j for j in tops]
-            kept[r] = dilated(scores[r], low, high, n_top, n_best, radius)
+            best_first = low + np.argsort(-scores[r, low:high], kind="stable")[:n_top]
+            wide = dilated(CPE(k=3 * n_best or 1, r=radius), best_first)
+            kept[r] = [j for j in wide.tolist() if low <= j < capacity]
         expected.append(sinks + tops + local)
     # Rows that retrieve are scored one after the other, from their KV head's first row on.
     group, rows_per_kv = 2, 2

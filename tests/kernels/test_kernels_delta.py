@@ -1,4 +1,4 @@
-"""DELTA_ROWS and DELTA_ADD against NumPy, between unmapped pages."""
+"""DELTA_ROWS and DELTA_ADD against the method's algorithm, between unmapped pages."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,8 @@ from attention_cases import normal
 from guarded import in_child, runs, step_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.delta import Delta, corrected
+from tamis.select.dense import Dense
 
 HEAD_DIMS = [16, 80]
 KERNELS = [(ops.DELTA_ROWS, ()), *((ops.DELTA_ADD, (head_dim,)) for head_dim in HEAD_DIMS)]
@@ -51,24 +53,6 @@ def test_rows_of_a_chunk(chunk):
                 assert (first_pos, first) == (pos + rows[0], rows[0])
 
 
-def corrected(chunk, out, apart_out, last_out, carried, *, recompute):
-    """Eq. 7 (or 5) row by row, float64; the difference that is left. carried: (delta, position)."""
-    begin, _, pos, n_tok, gamma = chunk
-    apart, last = rows_of(*chunk)
-    out, (delta, at) = out.astype(np.float64), carried
-    for t in range(n_tok):
-        g = begin + (pos + t - begin) // gamma * gamma
-        if t in last:
-            out[t] = last_out[last.index(t)]
-        elif t in apart:
-            dense = apart_out[apart.index(t)].astype(np.float64)
-            delta, at = dense - out[t], g
-            out[t] = dense
-        elif at == g and not recompute:
-            out[t] += delta
-    return out, delta, at
-
-
 @pytest.mark.on_threads
 @pytest.mark.parametrize("recompute", [0, 1])
 @pytest.mark.parametrize("known", [True, False])
@@ -77,16 +61,20 @@ def corrected(chunk, out, apart_out, last_out, carried, *, recompute):
 def test_rows_get_the_difference_of_the_last_exact_row(chunk, known, recompute):
     begin, end, pos, n_tok, gamma = chunk
     head_dim, n_head = HEAD_DIMS[gamma % 2], 3
-    rng = np.random.default_rng(chunk)
+    rng, mode = np.random.default_rng(chunk), "recompute" if recompute else "delta"
     apart, last = rows_of(*chunk)
-    out, delta = normal(rng, n_tok, n_head, head_dim), normal(rng, n_head, head_dim)
-    apart_out = normal(rng, max(1, len(apart)), n_head, head_dim)
-    last_out = normal(rng, max(1, len(last)), n_head, head_dim)
+    sparse, dense = normal(rng, 2, end - begin, n_head, head_dim)
+    expected = corrected(Delta(Dense(), gamma, mode), sparse, dense)[pos - begin :][:n_tok]
     # What an earlier chunk left: the difference that this chunk goes on with, or another one.
-    at = begin + (pos - begin) // gamma * gamma if known else pos - 1000
-    expected, left, left_at = corrected(
-        chunk, out, apart_out, last_out, (delta, at), recompute=recompute
-    )
+    at = begin + (pos - begin) // gamma * gamma
+    delta = dense[at - begin] - sparse[at - begin]
+    out, exact = sparse[pos - begin :][:n_tok], dense[pos - begin :][:n_tok]
+    if not known:
+        at = pos - 1000
+        alone = [t for t in range(n_tok) if t < min([*apart, *last, n_tok])]
+        expected[alone] = out[alone]
+    left, left_at = (exact[apart[-1]] - out[apart[-1]], pos + apart[-1]) if apart else (delta, at)
+    apart_out, last_out = (exact[rows] if rows else exact[:1] * 0 for rows in (apart, last))
     for found in runs(
         ops.DELTA_ADD, (head_dim,),
         out={"out": out, "delta": delta, "delta_pos": np.full(n_head, at)},
@@ -98,7 +86,5 @@ def test_rows_get_the_difference_of_the_last_exact_row(chunk, known, recompute):
         np.testing.assert_allclose(found["out"], expected, rtol=0, atol=2e-6)
         np.testing.assert_allclose(found["delta"], left, rtol=0, atol=1e-6)
         assert (found["delta_pos"] == left_at).all()
-        exact = [*((t, apart_out[i]) for i, t in enumerate(apart))]
-        exact += [(t, last_out[i]) for i, t in enumerate(last)]
-        for t, dense in exact:
-            np.testing.assert_array_equal(found["out"][t], dense)
+        for t in (*apart, *last):
+            np.testing.assert_array_equal(found["out"][t], exact[t])

@@ -1,35 +1,23 @@
-"""HYPER_SORT and HYPER_SELECT against Python, between unmapped pages."""
+"""HYPER_SORT and HYPER_SELECT against the method's algorithm, between unmapped pages."""
 
 import numpy as np
 import pytest
-from bigbird_draw import drawn
 from guarded import in_child, runs, step_of
 from lsh_tables import N_SINK, tables_of
 from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.bigbird import draw, draw_key
+from tamis.select.hyperattention import HyperAttention, chosen, sort_keys
 
 N_BIT, N_HEAD_KV, HEADS = 4, 2, 3
 KERNELS = [(ops.HYPER_SORT, (N_BIT,)), (ops.HYPER_SELECT, (N_BIT,))]
 CAPACITY, N_SAMPLE, SEED = 192, 20, 5
 
 
-def sorted_keys(codes, end):
-    """Of one KV head: positions by the Gray rank of their codes, and each code's middle."""
-    gray = [rank ^ rank >> 1 for rank in range(1 << N_BIT)]
-    ranked, ranks = [], np.zeros(1 << N_BIT, np.int32)
-    for code in gray:
-        own = (N_SINK + np.flatnonzero(codes[N_SINK:end] == code)).tolist()
-        ranks[code] = len(ranked) + len(own) // 2
-        ranked += own
-    return ranked, ranks
-
-
 def samples_of(h, pos, end):
-    state = (SEED * N_HEAD_KV + h) * 1048583 + pos
-    for _ in range(2):
-        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-    return drawn(N_SINK, end, min(N_SAMPLE, max(0, end - N_SINK)), state)
+    key = draw_key(SEED, N_HEAD_KV, h, pos)
+    return draw(min(N_SAMPLE, max(0, end - N_SINK)), range(N_SINK, end), key)
 
 
 @pytest.mark.parametrize("end", [4, 5, 150])
@@ -49,21 +37,11 @@ def test_neighbours_in_the_order_differ_by_one_bit(end):
         n_head_kv=N_HEAD_KV, capacity=CAPACITY, n_sink=N_SINK, n_sample=N_SAMPLE, seed=SEED,
     ):  # fmt: skip
         for h in range(N_HEAD_KV):
-            ranked, ranks = sorted_keys(codes[h, 0], end)
+            ranked, ranks = sort_keys(codes[h, 0], N_BIT, range(N_SINK, end))
             assert found["ranked"][h, : len(ranked)].tolist() == ranked
             np.testing.assert_array_equal(found["ranks"][h], ranks)
             n, *listed = found["samples"][h]
             assert listed[:n] == samples_of(h, 170, end)
-
-
-def voted(codes, ranks, n, size, n_block):
-    """The blocks with most votes, ties to the lower one; codes of a row's queries and heads."""
-    votes = np.zeros(-(-n // size) + 2)
-    for code in codes.ravel() if n else ():
-        b = min(ranks[code], n - 1) // size
-        votes[b : b + 3] += 1, 2, 1
-    votes = votes[1:-1]
-    return [b for b in np.argsort(-votes, kind="stable")[:n_block] if votes[b]]
 
 
 @pytest.mark.parametrize(
@@ -75,25 +53,23 @@ def test_rows_read_the_blocks_they_vote_for_and_weighted_samples(n_tok, pos, end
     rng = np.random.default_rng((pos, end))
     codes = rng.integers(0, 1 << N_BIT, (N_HEAD_KV, CAPACITY))
     asked = rng.integers(0, 1 << N_BIT, (n_tok, N_HEAD_KV * HEADS)).astype(np.uint16)
-    n, q_block, rows, weights = max(0, end - N_SINK), 8, [], []
-    ranked, ranks = np.zeros((N_HEAD_KV, CAPACITY), np.int32), []
+    n, q_block, rows, weights, orders = max(0, end - N_SINK), 8, [], [], []
+    p = HyperAttention(block=n_block * size, size=size, bits=N_BIT)
+    ranked = np.zeros((N_HEAD_KV, CAPACITY), np.int32)
     samples = np.zeros((N_HEAD_KV, 1 + N_SAMPLE), np.int32)
     for h in range(N_HEAD_KV):
-        own, of_code = sorted_keys(codes[h], end)
-        ranked[h, :n], listed = own, samples_of(h, pos, end)
-        ranks.append(of_code)
+        orders.append(sort_keys(codes[h], N_BIT, range(N_SINK, end)))
+        listed = samples_of(h, pos, end)
+        ranked[h, :n] = orders[h].positions
         samples[h, 0], samples[h, 1 : 1 + len(listed)] = len(listed), listed
     for first in range(0, n_tok, q_block):
         newest = pos + min(n_tok, first + q_block) - 1
         for h in range(N_HEAD_KV):
             queries = asked[first : first + q_block, h * HEADS : (h + 1) * HEADS]
-            blocks = voted(queries, ranks[h], n, size, n_block)
-            exact = {j for b in blocks for j in ranked[h, :n][size * b : size * (b + 1)].tolist()}
-            rest = set(samples_of(h, pos, end)) - exact
-            share = np.log((n - len(exact)) / len(rest)) if rest else 0
-            ends = [*range(min(N_SINK, newest + 1))], [*range(end, newest + 1)]
-            rows.append([*ends[0], *sorted(exact | rest), *ends[1]])
-            weights += [share if j in rest else 0 for j in rows[-1]]
+            read = chosen(p, orders[h], queries, samples_of(h, pos, end))
+            sinks, chunk = range(min(N_SINK, newest + 1)), range(end, newest + 1)
+            rows.append([*sinks, *read, *chunk])
+            weights += [0] * len(sinks) + [*read.values()] + [0] * len(chunk)
     total = sum(map(len, rows))
     for found in runs(
         ops.HYPER_SELECT, (N_BIT,),
@@ -105,9 +81,9 @@ def test_rows_read_the_blocks_they_vote_for_and_weighted_samples(n_tok, pos, end
             "bits": np.full((2, CAPACITY // 64 + 1), -1, np.int64),
         },
         step=step_of(n_tok, pos), begin=np.array([end]), codes=asked, ranked=ranked,
-        ranks=np.stack(ranks), samples=samples, n_head_kv=N_HEAD_KV, heads_per_kv=HEADS,
-        capacity=CAPACITY, q_block=q_block, n_sink=N_SINK, n_block=n_block, size=size,
-        n_sample=N_SAMPLE,
+        ranks=np.array([order.ranks for order in orders], np.int32), samples=samples,
+        n_head_kv=N_HEAD_KV, heads_per_kv=HEADS, capacity=CAPACITY, q_block=q_block,
+        n_sink=N_SINK, n_block=n_block, size=size, n_sample=N_SAMPLE,
     ):  # fmt: skip
         assert rows_of(found) == rows
         np.testing.assert_allclose(found["log_weight"], weights, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The ops of the method `lfps` against NumPy, between unmapped pages, over many steps."""
+"""The ops of the method `lfps` against its Algorithm 1, between unmapped pages, for many steps."""
 
 from dataclasses import replace
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from attention_cases import normal, page_table, paged
 from guarded import in_child, runs, step_of
-from lfps_oracle import Params, Tables, started
+from lfps_oracle import Renewed
 
 from tamis.jit_kernels.contract import ops
+from tamis.select.lfps import BYPASSES, LFPS, threshold
 
 HEAD_DIM, GROUP, N_HEAD_KV = 16, 2, 2
 N_HEAD = GROUP * N_HEAD_KV
@@ -19,7 +20,7 @@ KERNELS = [
     (ops.LFPS_PROPOSE, ()),
     *((op, (HEAD_DIM, GROUP, rows)) for op in TABLED for rows in (1, GROUP)),
 ]
-P = Params(a=0.2, r=0.95, s=8, budget=0.1, epsilon=0.05, sink=4, local=10)
+P = LFPS(a=0.2, r=0.95, s=8, budget=0.1, epsilon=0.05, sink=4, local=10, bypass="none")
 
 
 class Sequence:
@@ -38,6 +39,12 @@ class Sequence:
         """Queries [n, group, head_dim], K and V of a row."""
         h, heads = r * group // GROUP, slice(r * group, (r + 1) * group)
         return tuple(x.astype(float) for x in (self.q[:, heads], self.k[:, h], self.v[:, h]))
+
+    def started(self, r, group, pos, n, p=P):
+        """The tables of a row before position pos, from the n queries before it."""
+        q, k, v = self.of_row(r, group)
+        n_ctx = pos + 512 - pos % 256  # room for 256 steps at least
+        return Renewed.started(p, q, k[: pos + 1], v[: pos + 1], n_ctx, n)
 
     def fields(self, *, values):
         pages = {"k_pages": paged(self.k, self.table), "k_table": self.table}
@@ -119,7 +126,7 @@ def test_tables_start_from_the_last_queries(pos, n, group):
         for name in ("ver", "sla", "stats", "bits"):
             np.testing.assert_array_equal(found[name][last:], tables[name][last:])
         for r in range(last):
-            expected = started(P, *seq.of_row(r, group), pos, n)
+            expected = seq.started(r, group, pos, n)
             if expected is None:  # no middle yet
                 np.testing.assert_array_equal(found["ver"][r], 7)
                 continue
@@ -207,18 +214,19 @@ def test_fifty_steps_choose_and_learn_as_the_equations_say(bypass, group, period
     first, n, n_row = 150, 50, N_HEAD // group
     seq = Sequence(5, first + n)
     found = first_tables(seq, first, group)
-    expected = [started(P, *seq.of_row(r, group), first, P.s) for r in range(n_row)]
+    p = replace(P, bypass=BYPASSES[bypass], renew=period)
+    expected = [seq.started(r, group, first, p.s, p) for r in range(n_row)]
+    for table in expected:
+        table.begin(first + 1, CAPACITY)
     n_bypassed = n_scanned = 0
     for pos in range(first, first + n):
         tables = {name: found[name] for name in empty_tables(group)}
         found = step(seq, pos, tables, bypass, group=group, period=period)
         for r in range(n_row):
             q, k, _ = seq.of_row(r, group)
-            chosen, scanned = expected[r].step(
-                q[pos], k[: pos + 1], bypass=bypass, period=period, capacity=CAPACITY
-            )
+            chosen, scanned = expected[r].step(q[pos], k[: pos + 1])
             row = found["sets"][r, : found["counts"][r]].tolist()
-            assert row == chosen
+            assert row == chosen.tolist()
             assert found["meta"][r, 1] == (scanned is None)
             check_tables(found, expected[r], r, pos)
             n_bypassed += scanned is None
@@ -239,11 +247,11 @@ def test_a_long_context_has_more_candidates_than_a_block_of_threads_at_once(grou
     tables = first_tables(seq, pos, group, p)
     found = step(seq, pos, tables, 0, group=group, period=1, p=p)
     for r in range(N_HEAD // group):
-        q, k, v = seq.of_row(r, group)
-        expected = started(p, q, k, v, pos, p.s)
-        chosen, scanned = expected.step(q[pos], k, bypass=0, capacity=capacity)
+        q, k, _ = seq.of_row(r, group)
+        expected = seq.started(r, group, pos, p.s, replace(p, renew=1)).begin(pos + 1, capacity)
+        chosen, scanned = expected.step(q[pos], k)
         assert scanned > 1024
-        assert found["sets"][r, : found["counts"][r]].tolist() == chosen
+        assert found["sets"][r, : found["counts"][r]].tolist() == chosen.tolist()
         check_tables(found, expected, r, pos)
 
 
@@ -252,7 +260,8 @@ def test_tables_survive_the_multiplication_of_their_scale():
     first = 150
     seq = Sequence(6, first + 3)
     found = first_tables(seq, first, 1)
-    expected = [started(P, *seq.of_row(r, 1), first, P.s) for r in range(N_HEAD)]
+    p = replace(P, renew=1)
+    expected = [seq.started(r, 1, first, P.s, p).begin(first + 1, CAPACITY) for r in range(N_HEAD)]
     small = np.float32(2.0**-50)  # 8.9e-16: below the smallest scale that is kept
     for name in ("ver", "sla"):
         found[name] /= small
@@ -265,8 +274,8 @@ def test_tables_survive_the_multiplication_of_their_scale():
         assert (found["stats"][:, 0] > 0.9).all()
         for r in range(N_HEAD):
             q, k, _ = seq.of_row(r, 1)
-            chosen, _ = expected[r].step(q[pos], k[: pos + 1], bypass=0, capacity=CAPACITY)
-            assert found["sets"][r, : found["counts"][r]].tolist() == chosen
+            chosen, _ = expected[r].step(q[pos], k[: pos + 1])
+            assert found["sets"][r, : found["counts"][r]].tolist() == chosen.tolist()
             check_tables(found, expected[r], r, pos)
 
 
@@ -282,13 +291,10 @@ def test_a_bypassed_row_joins_the_mean_value(bypass, group):
     lse = np.zeros(N_HEAD, np.float32)
     before = normal(np.random.default_rng(1), N_HEAD, HEAD_DIM)
     expected = before.astype(float)
-    table, (q, k, _) = started(P, *seq.of_row(0, group), pos, P.s), seq.of_row(0, group)
-    for head in range(group):
-        weights = np.exp(k[kept] @ q[pos, head] * HEAD_DIM**-0.5).sum()
-        lse[head] = np.log(weights)
-        w_global = np.exp(table.global_logit(q[pos, head], pos + 1, head))
-        share = w_global / (w_global + weights) if bypass == 1 else 1
-        expected[head] += share * (table.mean_value - expected[head])
+    table = seq.started(0, group, pos, P.s, replace(P, bypass=BYPASSES[bypass]))
+    q, k, _ = seq.of_row(0, group)
+    lse[:group] = np.log(np.exp(q[pos] @ k[kept].T * HEAD_DIM**-0.5).sum(axis=1))
+    expected[:group] = table.bypassed(q[pos], pos + 1, expected[:group], lse[:group])
     fixed = {name: tables[name] for name in ("spread", "meta", "means")}
     for found in runs(
         ops.LFPS_BYPASS, (HEAD_DIM, GROUP, group), out={"out": before}, step=step_of(1, pos),
@@ -299,11 +305,9 @@ def test_a_bypassed_row_joins_the_mean_value(bypass, group):
 
 
 @pytest.mark.cpu_only
-def test_the_oracle_follows_a_pattern_by_hand():
-    """One spike among ten entries: mean 0.1, kurtosis 0.7..., threshold a little under a * mean."""
+def test_a_threshold_by_hand():
+    """One spike among ten entries: mean 0.1, kurtosis 0.811, threshold a little above a * mean."""
     x = np.zeros(10)
     x[3] = 1.0
-    mean, bar = Tables.mean_and_bar(x, 0.2)
     # Deviations: 0.9 once, -0.1 nine times. Fourth powers 0.6561 + 0.0009, squares 0.81 + 0.09.
-    assert mean == pytest.approx(0.1)
-    assert bar == pytest.approx(0.2 * 0.1 / (0.657 / 0.9**2))
+    assert threshold(x, 0.2) == pytest.approx(0.2 * 0.1 / (0.657 / 0.9**2))

@@ -8,6 +8,7 @@ from selection_cases import rows_of
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import METER
+from tamis.select.metered import drawn, dropped, needed, reads_all
 
 N_HEAD_KV, N_CTX, UNIT, N_SAMPLE = 2, 448, 16, 32
 ROOM, _ = ops.hip_room(N_CTX // UNIT, N_CTX // UNIT)
@@ -46,20 +47,8 @@ def uniform(key, i):
     return (mixed(key + (i + 1) * 0x9E3779B97F4A7C15 & MASK) >> 11) * 2.0**-53
 
 
-def drawn(left_out, scores, key, even):
-    """Positions and factors of a row. left_out: bool [n]; scores: f32 a unit."""
-    places = np.flatnonzero(left_out)
-    if len(places) <= N_SAMPLE:
-        n_more = N_SAMPLE - len(places)
-        last = places[-1] if len(places) else 0
-        return [*places, *[last] * n_more], [1.0] * len(places) + [0.0] * n_more
-    s = scores[places // UNIT].astype(float)
-    even = even if 0 < s.sum() < 1e30 else 1.0
-    chance = even / len(places) + ((1 - even) * s / s.sum() if even < 1 else 0)
-    ends = np.cumsum(chance)
-    points = (np.arange(N_SAMPLE) + [uniform(key, i) for i in range(N_SAMPLE)]) / N_SAMPLE
-    at = np.minimum(np.searchsorted(ends, points, side="right"), len(places) - 1)
-    return places[at], 1 / (N_SAMPLE * chance[at])
+def uniforms(key):
+    return np.array([uniform(key, i) for i in range(N_SAMPLE)])
 
 
 def counted(left_out):
@@ -112,35 +101,9 @@ def test_samples_are_drawn_by_the_scores_of_units(head_dim, group, block, pos, k
             np.testing.assert_allclose(scores[: n // UNIT], own, rtol=0.12)
             assert n % UNIT == 0 or scores[-1] == 0
             key = mixed(mixed(mixed(9) + 5 * 65536 + r & MASK) + pos & MASK)
-            at, factors = drawn(~kept[r], scores, key, 0.3)
+            at, factors = drawn(~kept[r], scores, UNIT, uniforms(key))
             np.testing.assert_array_equal(found["indices"][r], at)
             np.testing.assert_allclose(found["factors"][r], factors, rtol=1e-5)
-
-
-def weighed(q, k, lse, samples, scale):
-    """Weights f64 [group, n_sample] of a row."""
-    at, factors = samples
-    logits = q.astype(float) @ k[at].T * scale - lse[:, None]
-    return np.exp(np.minimum(logits, 60)) * factors
-
-
-def wanted(w, scores, units, left, n, least):
-    """What a row needs, the bar, and the share that each head then holds."""
-    total = w.sum(axis=1)
-    held = 1 / (1 + total)
-    if (held >= least).all():
-        return 0, 0, held
-    order = np.argsort(-scores[units], kind="stable")
-    for count in range(1, len(order) + 1):
-        rest = total - w[:, order[:count]].sum(axis=1)
-        if (rest <= (1 - least) * (1 + total) + 1e-9).all():
-            break
-    bar = scores[units[order[count - 1]]]
-    more = left[scores >= bar].sum()
-    if bar <= 0 or 2 * (n - left.sum() + more) > n:
-        return 2, bar, held
-    rest = w[:, scores[units] < bar].sum(axis=1)
-    return 1, bar, 1 - rest / (1 + total)
 
 
 @pytest.mark.parametrize("least", [0, 0.5, 0.8, 1])
@@ -158,18 +121,21 @@ def test_a_row_needs_what_its_samples_say(head_dim, group, type_k, pos, keep, le
     table = page_table(rng, n, N_CTX // 64)
     q = normal(rng, n_row * group, head_dim)
     lse = (6 - 4 * least + normal(rng, n_row * group)).astype(np.float32)
-    samples = [drawn(~kept[r], scores[r], 77 + r, 0.3) for r in range(n_row)]
+    samples = [drawn(~kept[r], scores[r], UNIT, uniforms(77 + r)) for r in range(n_row)]
     indices = np.array([at for at, _ in samples], np.int32)
     factors = np.array([f for _, f in samples], np.float32)
-    expected, levels = [], set()
+    expected = []
     for r in range(n_row):
         heads = slice(r * group, (r + 1) * group)
         k = numbers(rows)[:, r // 2]
-        w = weighed(q[heads], k, lse[heads], (indices[r], factors[r]), scale)
-        some = -(-n // UNIT)
-        own = wanted(w, scores[r, :some], indices[r] // UNIT, left[r, :some], n, least)
-        expected.append((1 / (1 + w.sum(axis=1)), *own))
-        levels.add(own[0])
+        logits = q[heads].astype(float) @ k[indices[r]].T * scale
+        w = dropped(logits, factors[r], lse[heads])
+        units, some = indices[r] // UNIT, -(-n // UNIT)
+        bar, level = needed(least, w, scores[r], units), ops.WITHIN
+        if bar is not None:
+            level = (ops.WIDER, ops.ALL)[reads_all(bar, scores[r, :some], left[r, :some], n)]
+        held = 1 - w[:, scores[r, units] < (bar or 0)].sum(axis=1) / (1 + w.sum(axis=1))
+        expected.append((1 / (1 + w.sum(axis=1)), level, bar, held))
     for found in runs(
         ops.METER_WEIGH, (head_dim, group, 1, type_k),
         out={

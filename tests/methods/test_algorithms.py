@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from stage import Stage, kernels, weights_of
 
-from tamis.select import double_sparsity, h2o, quest, snapkv, topk
+from tamis.select import cpe, double_sparsity, h2o, quest, snapkv, topk
 from tamis.select.notation import parse_method
 
 HEADS, GROUP, HEAD_DIM, N_KV = 6, 3, 16, 300  # two KV heads
@@ -16,7 +16,16 @@ TEXTS = [
     "snapkv:budget=60,window=12,sink=3,kernel=5",
     "snapkv:budget=60,window=12,sink=3,kernel=3,pool=mean,ada=0.8",
 ]
-KERNELS = kernels([*TEXTS, *(f"{text},rows=head" for text in TEXTS)], (HEAD_DIM, 2, HEADS))
+CPE = "cpe:s=6,tau=0.9,k=30,r=2,sink=3,local=9"
+CPE_ROWS = ("head", "union", "group")
+KERNELS = kernels(
+    [
+        *TEXTS,
+        *(f"{text},rows=head" for text in TEXTS),
+        *(f"{CPE},rows={rows}" for rows in CPE_ROWS),
+    ],
+    (HEAD_DIM, 2, HEADS),
+)
 
 
 class Case:
@@ -114,3 +123,28 @@ def test_snapkv(text):
         for step in range(3):  # what comes after the prompt is kept as well
             ends = [*range(p.sink), *range(high, case.first + step + 1)]
             case.check(row, [*ends, *(low + kept)], step)
+
+
+@pytest.mark.parametrize("phi", [1, 0.7])
+@pytest.mark.parametrize("join", [0, 0.95])
+@pytest.mark.parametrize("rows", CPE_ROWS)
+def test_cpe(rows, join, phi):
+    """Queries that change slowly: some steps of a block share, some retrieve."""
+    rng, n_step, n_kv = np.random.default_rng(6), 20, 200
+    k = rng.standard_normal((2, n_kv, HEAD_DIM)).astype(np.float16)
+    q = np.cumsum(0.4 * rng.standard_normal((n_step, HEADS, HEAD_DIM)), axis=0)
+    q = (q + 2 * rng.standard_normal((HEADS, HEAD_DIM))).astype(np.float32)
+    text = f"{CPE},rows={rows},join={join},phi={phi}"
+    stage, p = Stage(text, k, k, n_head=HEADS), parse_method(text)
+    found = [stage.decode(x, n_kv - n_step + i).kept for i, x in enumerate(q)]
+    size = GROUP if rows == "group" else 1
+    for h in range(2):
+        queries = q[:, h * GROUP : (h + 1) * GROUP].astype(float)
+        of_rows = queries.reshape(n_step, GROUP // size, size, HEAD_DIM)
+        sets = cpe.chosen(p, of_rows, k[h].astype(float), p.dropped(0, 1))
+        for kept, expected in zip(found, sets, strict=True):
+            union = [np.unique(np.concatenate(expected))] * GROUP
+            each = union if rows == "union" else [row for row in expected for _ in range(size)]
+            for head, row in zip(kept[h * GROUP : (h + 1) * GROUP], each, strict=True):
+                np.testing.assert_array_equal(np.flatnonzero(head), row)
+    assert 0.2 < stage.state.retrieval_ratio < 0.9, "some share and some retrieve"

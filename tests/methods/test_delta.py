@@ -7,7 +7,7 @@ from replay import Replay
 from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine.engine import Engine
-from tamis.select.delta import Delta
+from tamis.select.delta import Delta, corrected
 from tamis.select.dense import Dense
 from tamis.select.notation import MethodError, parse_method, parse_methods
 from tamis.select.window import Window
@@ -33,11 +33,7 @@ def outputs(real, method):
 def test_rows_are_eq_7_or_5_and_the_last_are_dense(real, gamma, mode):
     found, _ = outputs(real, Delta(WINDOW, gamma, mode))
     sparse, dense = outputs(real, WINDOW)[0], outputs(real, Dense())[0]
-    expected = dense.copy()
-    for i in range(N - gamma):
-        g = i // gamma * gamma
-        if i != g:
-            expected[i] = sparse[i] + (dense[g] - sparse[g] if mode == "delta" else 0)
+    expected = corrected(Delta(WINDOW, gamma, mode), sparse, dense)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
