@@ -49,6 +49,9 @@ TOPICS = (
 )
 
 
+Waits = dict[str, list[tuple[float, float]]]  # see Found.first
+
+
 @dataclass
 class Found:
     """The counts and times that the clients have measured."""
@@ -62,8 +65,8 @@ class Found:
     busy: int = 0
     broken_off: int = 0
     tokens: int = 0
-    # seconds to the first token, by question
-    first: dict[str, list[float]] = field(default_factory=dict)
+    # when each stream was asked for and the seconds to its first token, by question
+    first: Waits = field(default_factory=dict)
 
 
 class Client:
@@ -252,7 +255,7 @@ def load(
                 else:
                     found.seconds.append(time.monotonic() - begin)
                     if call == client.stream:
-                        found.first.setdefault(question, []).append(client.first)
+                        found.first.setdefault(question, []).append((begin, client.first))
                     found.tokens += tokens
                     judge(found, text, question, right)
 
@@ -367,7 +370,7 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
         "broken_off": found.broken_off,
         "p50_s": round(ordered[len(ordered) // 2], 2),
         "p99_s": round(ordered[len(ordered) * 99 // 100], 2),
-        "first_s": waits(quiet.first, found.first),
+        "first_s": waits(quiet.first, found.first, strangers.asked),
         "tokens_per_s": round(found.tokens / seconds, 1),
         "one_stream": round(rates[1], 1),
         "four_streams": round(rates[4], 1),
@@ -380,21 +383,26 @@ def measure(pid: int, port: int, arguments: argparse.Namespace) -> dict[str, Any
     }
 
 
-def waits(quiet: dict[str, list[float]], beside: dict[str, list[float]]) -> dict[str, Any]:
+def waits(quiet: Waits, beside: Waits, asked: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
     """Seconds to a stream's first token, without strangers and with them: p50, p99, maximum.
 
+    asked: the strangers' requests, each with its begin and end.
     late: waits with strangers of over LATE seconds, for questions that always began within PROMPT
-    without.
+    without, each with the strangers' requests that were under way meanwhile.
     """
     found: dict[str, Any] = {}
     for name, first in (("quiet", quiet), ("beside", beside)):
-        ordered = sorted(seconds for each in first.values() for seconds in each)
+        ordered = sorted(seconds for each in first.values() for _, seconds in each)
         if n := len(ordered):
             picked = (ordered[n // 2], ordered[n * 99 // 100], ordered[-1])
             found[name] = [n, *(round(seconds, 2) for seconds in picked)]
-    prompt = {question for question, each in quiet.items() if max(each) <= PROMPT}
-    promised = [seconds for question in prompt for seconds in beside.get(question, [])]
-    found["promised"], found["late"] = len(promised), sum(each > LATE for each in promised)
+    prompt = [question for question, each in quiet.items() if max(s for _, s in each) <= PROMPT]
+    promised = [wait for question in prompt for wait in beside.get(question, [])]
+    found["promised"], found["late"] = len(promised), []
+    for begin, seconds in sorted(promised):
+        if seconds > LATE:
+            others = [name for name, start, end in asked if start < begin + seconds and end > begin]
+            found["late"].append([round(seconds, 2), *sorted(others)])
     return found
 
 

@@ -43,6 +43,7 @@ class Strangers:
         self._port, self._pause = port, pause
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.asked: list[tuple[str, float, float]] = []  # each request's kind, begin and end
         self._lock = threading.Lock()
         self._vectors = [self._embed(text) for text in WORDS]
         self._kinds: list[tuple[str, Callable[[int], str | None]]] = [
@@ -66,11 +67,13 @@ class Strangers:
             name, ask = self._kinds[turn % len(self._kinds)]
             turn += 1
             time.sleep(self._pause)
+            begin = time.monotonic()
             try:
                 wrong = ask(turn)
             except Exception as error:
                 wrong = repr(error)
             with self._lock:
+                self.asked.append((name, begin, time.monotonic()))
                 self.counts["busy" if wrong == "busy" else name] += 1
                 if wrong not in (None, "busy"):
                     self.wrong.append(f"{name}: {wrong}")

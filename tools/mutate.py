@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.tools.mutate_edits import Fault, compiles, faults_of
-from tamis.tools.mutate_plugin import KILLED, LATE, SURVIVED, digest
+from tamis.tools.mutate_plugin import KILLED, LATE, SURVIVED, UNKNOWN, digest
 
 SOURCES = (
     "runner/kv", "runner/engine", "runner/select", "runner/sampling", "runner/text",
@@ -257,12 +257,13 @@ def report(found: dict[str, list[Fault]], results: dict[str, Any]) -> str:
         rate = f"{100 * killed / len(faults):.0f} %" if faults else ""
         rows.append(
             f"| `{name}` | {len(faults)} | {n[KILLED]} | {n[LATE]} | {n[SURVIVED]} | "
-            f"{n[NOT_RUN]} | {rate} |"
+            f"{n[NOT_RUN]} | {n[UNKNOWN]} | {rate} |"
         )
     head = (
-        "| folder | faults | killed by a test | by the time limit | survived | not run | killed |"
+        "| folder | faults | killed by a test | by the time limit | survived | not run "
+        "| not known | killed |"
     )
-    return "\n".join([*lines, "", head, "|---|---|---|---|---|---|---|", *rows])
+    return "\n".join([*lines, "", head, "|---|---|---|---|---|---|---|---|", *rows])
 
 
 def plan(run: Run, faults: Iterable[Fault], seconds: float) -> list[tuple[Fault, list[str], float]]:

@@ -34,6 +34,8 @@ OPTIONS = ("-n", "0", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider")
 OTHERS = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
 
 KILLED, LATE, SURVIVED, UNPATCHED = "killed", "time limit", "survived", "unpatched"
+# a limit ended it, and its tests without a fault, too: nothing is shown
+UNKNOWN = "not known"
 
 Lines = dict[str, set[int]]
 
@@ -164,7 +166,6 @@ class Planting:
         self._state = Path(job["state"])
         # of files with a fault: all differ, otherwise old bytecode would be used
         self._stamp = 1 << 30
-        self._needed: dict[tuple[str, ...], float] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the job. Returns True: pytest runs nothing else."""
@@ -202,8 +203,12 @@ class Planting:
         killer.unlink(missing_ok=True)
         start = time.monotonic()
         status = self._planted(entry, items, killer)
-        if status == LATE and (needed := self._seconds(entry, items)) > entry["seconds"]:
-            status = self._planted(entry | {"seconds": needed}, items, killer)
+        if status == LATE:
+            needed = self._seconds(entry, items)
+            if needed is None:
+                status = UNKNOWN
+            elif needed > entry["seconds"]:
+                status = self._planted(entry | {"seconds": needed}, items, killer)
         found = {"key": entry["key"], "status": status, "seconds": time.monotonic() - start}
         found["test"] = killer.read_text() if killer.exists() else ""
         with (self._state / "results.jsonl").open("a") as file:
@@ -212,23 +217,26 @@ class Planting:
             f"{status:10} {found['seconds']:6.1f} s  {entry['said']}", file=sys.stderr, flush=True
         )
 
-    def _seconds(self, entry: dict[str, Any], items: dict[str, pytest.Item]) -> float:
+    def _seconds(self, entry: dict[str, Any], items: dict[str, pytest.Item]) -> float | None:
         """A limit in seconds after a time-out, from what its tests need now without a fault.
 
-        They were timed when lines were recorded; the machine may be slower since.
+        They were timed when lines were recorded; the machine may be slower since. None where they
+        do not end, or fail.
         """
-        names = tuple(entry["tests"])
-        if names not in self._needed:
-            chosen = [items[name] for name in names if name in items]
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            start, seconds = time.monotonic(), 30 * entry["seconds"]
-            done = forked(lambda: run(chosen), seconds) is not None
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            used = max(used, (time.monotonic() - start) / WAIT)
-            # a fresh import takes some time
-            self._needed[names] = 10 + 2 * used if done else seconds
-        return self._needed[names]
+        chosen = [items[name] for name in entry["tests"] if name in items]
+
+        def work() -> None:
+            chosen[0].config.pluginmanager.register(Stop(self._state / "failed"))
+            run(chosen)
+
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.monotonic()
+        if not chosen or forked(work, 30 * entry["seconds"]) != 0:
+            return None
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        # a fresh import takes some time
+        return 10 + 2 * max(used, (time.monotonic() - start) / WAIT)
 
     def _planted(self, entry: dict[str, Any], items: dict[str, pytest.Item], killer: Path) -> str:
         path, original = Path(entry["file"]), Path(entry["file"]).read_bytes()

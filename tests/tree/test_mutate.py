@@ -1,5 +1,6 @@
 """The tool that plants faults: what it plants, and that the code runs with it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,26 @@ def test_the_functions_of_a_module_get_the_code_of_another_text(monkeypatch, tmp
     assert (counter.total, held("abc")) == (1, True)
     assert not mutate_plugin.patch("", "formats/not_there.py", SOURCE)
     assert type(gone) is weakref.ProxyType
+
+
+@pytest.mark.parametrize(
+    ("statuses", "needed", "expected"),
+    [
+        (["killed"], 99, "killed"),
+        (["time limit"], 5, "time limit"),
+        (["time limit", "survived"], 30, "survived"),
+        (["time limit"], None, "not known"),
+    ],
+)
+def test_what_the_time_limit_ended_is_killed_only_where_its_tests_end_without_it(
+    statuses, needed, expected, monkeypatch, tmp_path
+):
+    planting = mutate_plugin.Planting({"state": tmp_path})
+    monkeypatch.setattr(planting, "_planted", lambda *_: statuses.pop(0))
+    monkeypatch.setattr(planting, "_seconds", lambda *_: needed)
+    planting._plant({"key": "k", "seconds": 10, "said": ""}, {})
+    assert json.loads((tmp_path / "results.jsonl").read_text())["status"] == expected
+    assert statuses == []
 
 
 @pytest.mark.parametrize(
