@@ -253,3 +253,38 @@ def test_a_method_is_a_value_that_nobody_changes(name):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(one, parameter, 1)
     assert hasattr(one, "__dict__") == (name == "auto")  # which reads defaults off its class
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tactic:P=3", "P is 3.0, expected 0 < P <= 1"),
+        ("tactic:recent=-1", "recent is -1, expected recent >= 1"),
+        ("tactic:local=-1", "local is -1, expected local >= 1"),
+        ("hip:b_k=3,b_sk=9", "b_sk is 9, b_k is 3, budget is 1024, expected 1 <= b_sk <= b_k <="),
+        ("tactic:segment=77", "segment is 77, c is 32, expected segment a multiple of c"),
+        ("lfps:bypass=z", r"bypass is 'z', expected bypass in \('none', 'mix', 'mean'\)"),
+        ("quest:rows=row", r"rows is 'row', expected rows in \('group', 'head'\)"),
+    ],
+)
+def test_a_parameter_out_of_range_is_reported_in_the_users_words(text, told):
+    with pytest.raises(MethodError, match=f"^'{text}': {told}"):
+        parse_method(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"), [("recent", "x", "a whole number"), ("P", "1o", "a number")]
+)
+def test_a_parameter_that_is_no_number_is_refused(key, value, told):
+    with pytest.raises(MethodError, match=f"^{key}='{value}' in 'tactic:.*': expected {told}$"):
+        parse_method(f"tactic:{key}={value}")
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_whole_number_but_a_seed_has_a_least_value(name):
+    method = methods()[name]
+    inner = f"{name}(window)" if needs_inner(method) else name
+    for field in dataclasses.fields(method):
+        if field.type is int and field.name != "seed":
+            with pytest.raises(MethodError, match=f"{field.name} is -5, "):
+                parse_method(f"{inner}:{field.name}=-5", method.roles[0])

@@ -1,9 +1,16 @@
 """The methods' algorithms in NumPy, which kernels are compared with: by hand, on few numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.types import PAGE, KVView
+from tamis.select.base import SelectorShape
 from tamis.select.hip import search
+from tamis.select.in_numpy import NumpySelector
+from tamis.select.magicpig import codes
 from tamis.select.tactic import (
     Order,
     budget_by_fit,
@@ -153,3 +160,30 @@ def test_the_density_of_a_cluster_is_a_members_share_of_all_heads():
     # Heads hold 1 * 2 + 2 * 3 = 8 and 3 * 2 + 1 * 3 = 9, and what is outside.
     found = densities(logits, sizes, np.array([2.0, 1.0]))
     np.testing.assert_allclose(found, [1 / 10 + 3 / 10, 2 / 10 + 1 / 10])
+
+
+def test_codes_are_signs_of_products_for_rows_of_any_shape():
+    planes = np.array([[1, -1, 0, 1, 9], [0, 1, -1, 1, 9]], float)  # the last is padding
+    rows = np.array([[[1, 0], [0, 1], [1, 2]], [[-1, 0], [0, -1], [2, 1]]], float)
+    found = codes(rows, planes, 2, 2)  # the first plane of a table is bit 0
+    assert found.tolist() == [[[1, 2], [2, 2], [3, 2]], [[2, 0], [0, 1], [1, 2]]]
+    assert codes(rows[0, 2], planes, 2, 2).tolist() == [3, 2]
+
+
+def test_positions_that_numpy_chose_are_the_rows_of_a_selection():
+    """Two KV heads of two heads each: three positions, then two; and fewer in the next step."""
+    shape = SelectorShape(1, 4, 2, 2, n_ctx=PAGE, n_ubatch=1, window=(0,))
+    pages, table = np.zeros((1, 2, PAGE, 2), np.float16), np.zeros(1, np.int32)
+    chosen, hooks = [[5, 0, 2], [1, 3]], []
+    rec = SimpleNamespace(
+        n_tok=1, q_block=1, step=np.zeros(ops.STEP_SIZE, np.int64),
+        program=SimpleNamespace(pause=hooks.append),
+    )  # fmt: skip
+    state = NumpySelector(lambda q, k: chosen).open(shape)
+    view = KVView(pages, pages, table, table)
+    sel = state.select_decode(rec, 0, np.zeros((1, 4, 2), np.float32), view)
+    for pos, chosen[:] in ((6, [[5, 0, 2], [1, 3]]), (7, [[7], [4, 6]])):
+        rec.step[1] = pos
+        hooks[0]()
+        rows = [sel.indices[a:b].tolist() for a, b in zip(sel.indptr, sel.indptr[1:], strict=False)]
+        assert rows == [sorted(row) for row in chosen for _ in range(2)]

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from stage import Stage, kernels, real_attention, weights_of
 
+from tamis.jit_kernels.contract.ops import AUDIT
+from tamis.select.base import SelectorShape
+from tamis.select.notation import parse_method
+
 KERNELS = [
     *kernels(["tactic", "tactic:rows=head", "tactic:rows=joint,sample=9"], (16, 1, 1), (16, 2, 6)),
     *kernels(["tactic:rows=head", "tactic:rows=joint,sample=9"], (64, 2, 14)),
@@ -69,6 +73,17 @@ def test_the_output_is_as_near_as_equation_6_says(share, rows):
         p = (weights * step.kept).sum(axis=1)
         bound = 2 * (1 - p) * np.linalg.norm(values, axis=2).max(axis=1)
         assert (error <= bound + 1e-4).all()  # float32 sums
+
+
+def test_the_bound_of_equation_6_allows_for_the_rounding_of_float16():
+    """Of each head: 2 (1 - p) of its longest value, and a thousandth of that for rounding."""
+    state = parse_method("tactic").open(SelectorShape(1, 2, 1, 16, 64, 1, (0,)))
+    report = np.zeros((2, len(AUDIT)))
+    report[:, [AUDIT.mass, AUDIT.max_v, AUDIT.error]] = [[1, 3, 0.25], [0.75, 8, 0.5]]
+    (bound,) = state.bounds(0, report)
+    assert bound.measured.tolist() == [0.25, 0.5]
+    assert bound.allowed.tolist() == [0, 4]
+    assert np.broadcast_to(bound.rounding, 2) == pytest.approx([3e-3, 8e-3])
 
 
 def test_a_group_attends_to_the_union_of_its_heads():
