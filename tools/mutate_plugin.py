@@ -30,6 +30,7 @@ import pytest
 MEMORY = 8 << 30  # bytes that a process with a fault may allocate
 # the limit by the clock is this many times that in processor seconds, as others use the machine
 WAIT = 3
+REPEATS = 1000  # lines of a code object, none of them new, after which it is traced no more
 OPTIONS = ("-n", "0", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider")
 OTHERS = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
 
@@ -58,29 +59,49 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
+class _Seen:
+    """The lines of one code object that ran."""
+
+    def __init__(self, code: CodeType, lines: set[int]) -> None:
+        self.code, self._lines, self._left = code, lines, REPEATS
+        self.line: Any = self._line
+
+    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_lineno not in self._lines:
+            self._lines.add(frame.f_lineno)
+            self._left = REPEATS
+        self._left -= 1
+        return self.line if self._left > 0 else None
+
+
 class Tracer:
-    """Records which lines of the package run, in every thread."""
+    """Records which lines of the package run, in every thread.
+
+    A code object that has run REPEATS lines since its last new one is traced no more.
+    """
 
     def __init__(self, view: str) -> None:
         self.lines: Lines = defaultdict(set)
         self._view = view
         self._sources: dict[str, str] = {}
+        self._seen: dict[int, _Seen] = {}  # by the id of a code object, which each keeps
+
+    def clear(self) -> None:
+        """Begin with no lines."""
+        self.lines.clear()
+        self._seen.clear()
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         """The tracer of a call's lines, or None if they are not the package's."""
-        name = frame.f_code.co_filename
-        if (source := self._sources.get(name)) is None:
-            source = self._sources[name] = source_of(name, self._view)
-        if not source:
-            return None
-        self.lines[source].add(frame.f_lineno)
-        add = self.lines[source].add
-
-        def line(frame: FrameType, event: str, arg: object) -> Any:
-            add(frame.f_lineno)
-            return line
-
-        return line
+        code = frame.f_code
+        if (seen := self._seen.get(id(code))) is None:
+            name = code.co_filename
+            if (source := self._sources.get(name)) is None:
+                source = self._sources[name] = source_of(name, self._view)
+            if not source:
+                return None
+            seen = self._seen[id(code)] = _Seen(code, self.lines[source])
+        return seen.line(frame, event, arg)
 
 
 class Record:
@@ -101,7 +122,7 @@ class Record:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         """Assign lines before a call to the file: a later test may use the same fixture."""
-        self._tracer.lines.clear()
+        self._tracer.clear()
         yield
         self._before = {source: set(lines) for source, lines in self._tracer.lines.items()}
         self._merge(self._before)
@@ -109,7 +130,7 @@ class Record:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Assign lines of a call to the test."""
-        self._tracer.lines.clear()
+        self._tracer.clear()
         start = time.monotonic()
         yield
         lines = {source: set(found) for source, found in self._tracer.lines.items()}
