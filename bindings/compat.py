@@ -61,6 +61,7 @@ from tamis.bindings.flat.handles import TABLE
 from tamis.bindings.flat.model import VocabOnly, llama_model_get_vocab
 from tamis.bindings.flat.params import LLAMA_DEFAULT_SEED, llama_context_params
 from tamis.bindings.flat.state import load_session, session_bytes
+from tamis.engine.checks import typed
 from tamis.engine.engine import Engine
 from tamis.engine.errors import ContextError
 from tamis.engine.session_file import SessionFileError
@@ -103,6 +104,7 @@ class Llama:
     Raises FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, MemoryError.
     """
 
+    @typed
     def __init__(
         self,
         model_path: str,
@@ -362,11 +364,13 @@ class Llama:
         rows = self._scores[: self.n_tokens] if self._logits_all else self.scores
         return deque(rows.tolist(), maxlen=self._n_ctx if self._logits_all else 1)
 
+    @typed
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text in UTF-8; special: control tokens written out in it are read."""
         decoded = text.decode("utf-8", "replace")
         return self._engine.tokenizer.encode(decoded, add_special=add_bos, parse_special=special)
 
+    @typed
     def detokenize(
         self,
         tokens: Sequence[int],
@@ -379,6 +383,7 @@ class Llama:
         first_is_bos = prev_tokens is None and len(tokens) > 0 and tokens[0] == self.token_bos()
         return out.removeprefix(b" ") if first_is_bos else out
 
+    @typed
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Use `cache` for the states of completions: later ones begin from them."""
         self.cache = cache
@@ -394,6 +399,7 @@ class Llama:
         with self._lock:
             self.n_tokens = 0
 
+    @typed
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text.
 
@@ -436,6 +442,7 @@ class Llama:
         if n_ahead:
             self._session.truncate(n_past - n_ahead)
 
+    @typed
     def sample(
         self,
         top_k: int = 40,
@@ -606,6 +613,7 @@ class Llama:
         **options: Unpack[CompletionOptions],
     ) -> Iterator[Chunk]: ...
 
+    @typed
     def create_completion(
         self,
         prompt: str | list[int],
@@ -779,6 +787,7 @@ class Llama:
         **options: Unpack[ChatOptions],
     ) -> Iterator[Chunk]: ...
 
+    @typed
     def create_chat_completion(
         self,
         messages: list[dict[str, Any]],
@@ -887,6 +896,7 @@ class Llama:
 
     # --- embeddings ------------------------------------------------------------------------------
 
+    @typed
     def create_embedding(self, input: str | list[str], model: str | None = None) -> Chunk:
         """Embeddings of texts in OpenAI's shape. Needs embedding=True."""
         texts = [input] if isinstance(input, str) else input
@@ -900,6 +910,7 @@ class Llama:
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
+    @typed
     def embed(
         self,
         input: str | list[str],
@@ -951,6 +962,7 @@ class Llama:
             scores = self._scores[:n].copy()
             return LlamaState(self.input_ids, scores, n, data, len(data), self._seed)
 
+    @typed
     def load_state(self, state: LlamaState) -> None:
         """Replace the text with a state of this model. Raises SessionFileError, ContextError."""
         n = len(state.scores)
@@ -968,6 +980,10 @@ class Llama:
             if len(state.scores) and self._logits_all:
                 self._scores[: len(state.scores)] = state.scores
             self._row, self._seed = None, state.seed
+
+    def __repr__(self) -> str:
+        name = os.path.basename(self.model_path)
+        return f"<Llama of {name}: {self.n_tokens} of {self._n_ctx} tokens>"
 
     def __getstate__(self) -> dict[str, Any]:
         return self._given

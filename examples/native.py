@@ -36,7 +36,6 @@ def main() -> None:
                     token = int(session.decode(token).argmax())
                 read = session.selected(engine.hp.n_layer - 1)
                 np.savez_compressed("selected.npz", mask=read.mask)
-                assert session.audit is not None
                 mass = session.audit.total().mass
                 name = method if isinstance(method, str) else "best_half"
                 print(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tamis.bindings.compat import Llama, LlamaGrammar
     from tamis.engine.engine import Engine
     from tamis.engine.session import Session
+    from tamis.fetch.registry import pull
     from tamis.sampling.chain import SamplerParams
     from tamis.select.in_numpy import NumpySelector
     from tamis.summary.plan import Settings
@@ -28,6 +29,7 @@ __all__ = [
     "Settings",
     "Task",
     "__version__",
+    "pull",
     "summarize",
 ]
 
@@ -40,6 +42,7 @@ _EXPORTS = {
     "Session": "tamis.engine.session",
     "Settings": "tamis.summary.plan",
     "Task": "tamis.summary.prompts",
+    "pull": "tamis.fetch.registry",
     "summarize": "tamis.summary.summarize",
 }
 

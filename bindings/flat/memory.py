@@ -233,6 +233,6 @@ def tamis_attn_stats(ctx: int, seq_id: int) -> Findings | None:
     """
     with using(ctx) as context:
         session = context.sessions.get(context.seq_id(seq_id))
-        if session is None or session.audit is None or not session.audit.n_step:
+        if session is None or not session.audit.n_step:
             invalid("no step of this sequence was audited: set llama_context_params.audit")
         return session.audit.total()

@@ -59,7 +59,7 @@ class Draft:
 
     def check(self, session: Session) -> None:
         """Raise ValueError if a session would not verify these drafts by dense attention."""
-        if session.selector != Dense() or session.audit is not None:
+        if session.selector != Dense() or session.audited:
             raise ValueError(
                 "drafts are checked as prompts are read: leave out attn, prefill and audit"
             )
@@ -245,7 +245,7 @@ class AttentionDraft(Draft):
                 "drafts by attention are of a sparse method and checked by dense attention: name "
                 "one that is not dense, and leave out prefill"
             )
-        if isinstance(method.for_decode, Auto | Metered) or session.audit is not None:
+        if isinstance(method.for_decode, Auto | Metered) or session.audited:
             raise ValueError(
                 "drafts by attention are checked whatever they hold: leave out auto, min_mass and "
                 "audit"

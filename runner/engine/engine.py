@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tamis.arch.load import load_model
-from tamis.engine.checks import check_messages, check_path, check_whole
+from tamis.engine.checks import typed
 from tamis.engine.loaded import LoadedModel
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.vocab import Vocab
@@ -53,6 +53,7 @@ class Engine:
         self._template: ChatTemplate | None = None
 
     @staticmethod
+    @typed
     def load(
         path: str | Path,
         *,
@@ -69,6 +70,7 @@ class Engine:
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
 
+        path: of the file, or the name of a model that `tamis.pull` has fetched: "smollm2".
         n_threads: None = one for each processor that this process may use, and never more: each op
         would wait for threads that wait for a processor. library: of kernels, by default the
         process's own; KernelLibrary(level="avx2") forces a level. device: "cpu" or "cuda".
@@ -81,11 +83,11 @@ class Engine:
         the user's cache. prepare_max: bytes of all such copies; the least recently used ones are
         removed. precision: of a prompt's activations on the CPU, "fast" (8 bits with outliers as
         floats) or "exact" (14 bits at half the speed). progress(stage, done, total). Raises
-        FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError.
+        FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError, and
+        ModelError for a name without a file, with the remedy.
         """
         report = progress or (lambda stage, done, total: None)
-        check_path(path)
-        check_whole("n_threads", n_threads)
+        path = _file_of(path)
         n_cpu = usable_cpus()
         if n_threads is not None and not 1 <= n_threads <= 1024:
             raise ValueError(f"n_threads is {n_threads}, expected 1 to 1024")
@@ -191,6 +193,12 @@ class Engine:
             self._template = ChatTemplate(source, bos=bos, eos=eos)
         return self._template
 
+    @typed
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, after BOS where the model expects it. Control tokens stay text."""
+        return self.tokenizer.encode(text)
+
+    @typed
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
@@ -199,10 +207,9 @@ class Engine:
         """
         from tamis.text.chat_template import encode_chat
 
-        check_messages(messages)
-
         return encode_chat(self.tokenizer, self.chat_template, messages)
 
+    @typed
     def encode_pair(self, query: str, document: str) -> list[int]:
         """Token ids of a query and a document, for `Session.embed` with the pooling "rank"."""
         from tamis.text.pair import encode_pair
@@ -301,6 +308,7 @@ class Engine:
         least = self.auto_least(kv_vram)
         return replace(method, least=least) if method.least == Auto.least else attn
 
+    @typed
     def session(
         self,
         n_ctx: int | None = None,
@@ -345,8 +353,6 @@ class Engine:
         from tamis.select.notation import parse_methods
 
         self.loaded.check_open()
-        for name, value in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch), ("audit", audit)):
-            check_whole(name, value)
         report = progress or (lambda stage, done, total: None)
         self._filling.finish(lambda done, total: report("repack", done, total))
         kv = KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram)
@@ -377,6 +383,13 @@ class Engine:
             known[adapters.key] = adapters, replace(self.loaded, model=model)
         return known[adapters.key][1]
 
+    def __repr__(self) -> str:
+        hp = self.hp
+        return (
+            f"<Engine {self.path.name}: {hp.arch}, {hp.n_layer} layers, {hp.n_ctx_train} tokens of "
+            f"trained context, on {' and '.join(place.device for place in self.places)}>"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -393,6 +406,18 @@ class Engine:
             place.backend.close()
             if place.host is not None:
                 place.host.close()
+
+
+def _file_of(path: str | Path) -> Path:
+    """The path of a model's file, which may be named as `tamis pull` does. Raises ModelError."""
+    file = Path(path)
+    if file.exists() or not isinstance(path, str) or path.endswith(".gguf"):
+        return file
+    if "/" in path and not path.startswith("hf:"):
+        return file
+    from tamis.fetch.registry import resolve
+
+    return resolve(path)
 
 
 def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier | None:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tamis.engine.checks import typed
 from tamis.graph.topk_logits import Best
 from tamis.sampling.base import LogitsError, Step
 from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
@@ -70,10 +71,11 @@ class Generating:
         For logits that are not finite.
         """
 
+    @typed
     def generate(
         self,
         ids: Sequence[int],
-        params: SamplerParams,
+        params: SamplerParams | None = None,
         *,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
@@ -82,11 +84,14 @@ class Generating:
     ) -> Iterator[Piece]:
         """Append the prompt `ids` and stream an answer.
 
-        grammar: a tamis.sampling.grammar.Grammar that constrains the answer. The last Piece has the
-        finish "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the
-        context is full). Tokens of the answer are in the KV cache as soon as they are yielded.
+        params None: the defaults of SamplerParams, which sample at temperature 0.8. grammar: a
+        tamis.sampling.grammar.Grammar that constrains the answer. The last Piece has the finish
+        "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the context is
+        full). Tokens of the answer are in the KV cache as soon as they are yielded.
         """
-        sampler = sampler_of(params, self.tokenizer, [*self.tokens, *ids], grammar)
+        sampler = sampler_of(
+            params or SamplerParams(), self.tokenizer, [*self.tokens, *ids], grammar
+        )
         found = self.prefill(ids, progress)
         n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
         try:

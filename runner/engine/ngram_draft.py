@@ -46,7 +46,7 @@ def dense_until(session: Session) -> int:
 
 def suits(session: Session) -> bool:
     """Whether such drafts cost a session little: it is on the CPU, without recurrent states."""
-    dense = dense_until(session) > 0 and session.audit is None
+    dense = dense_until(session) > 0 and not session.audited
     return dense and session.backend.on_host and not session.has_states
 
 
@@ -75,7 +75,7 @@ class NGramDraft(Draft):
 
     def check(self, session: Session) -> None:
         """Raise ValueError if a session would not verify these drafts by dense attention."""
-        if dense_until(session) == 0 or session.audit is not None:
+        if dense_until(session) == 0 or session.audited:
             raise ValueError(
                 "drafts by n-grams are checked by dense attention: leave out attn, prefill, "
                 "min_mass and audit"

@@ -81,7 +81,8 @@ class Session(Generating):
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._few = exact_rows(model)
         self.plans: Mapping[str, MemoryPlan] = plans  # by device, as they were before it was opened
-        self._audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads) if audit else None
+        self.audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads)
+        own_audit = self.audit if self.audited else None
         self._states = RecurrentStates(model.needs.states)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
         self._stages = [
@@ -94,7 +95,7 @@ class Session(Generating):
                     state,
                     self._states,
                 ),
-                self._audit,
+                own_audit,
             )
             for place, ws, state in zip(loaded.places, spaces, chosen, strict=True)
         ]
@@ -105,9 +106,13 @@ class Session(Generating):
             )
         self._kv = _whole_cache(model, self._stages)
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
-        self._forward = Forward(model, self._stages, audit=self._audit, progress=report)
+        self._forward = Forward(model, self._stages, audit=own_audit, progress=report)
         self._tokens: list[int] = []
         self._closed = False
+
+    def __repr__(self) -> str:
+        closed = "closed" if self._closed else f"{self.n_past} of {self.n_ctx} tokens"
+        return f"<Session of {Path(self._loaded.file.path).name}: {closed}>"
 
     def __enter__(self) -> Self:
         return self
@@ -173,9 +178,9 @@ class Session(Generating):
         return None
 
     @property
-    def audit(self) -> Audit | None:
-        """The findings of audited steps; None without audits."""
-        return self._audit
+    def audited(self) -> bool:
+        """Whether some of its decode steps are audited: `audit` has what was found."""
+        return self.audit.every > 0
 
     @property
     def mass(self) -> Mass | None:
@@ -281,7 +286,7 @@ class Session(Generating):
 
         It must have no audit, one device, and its KV cache in that device's memory.
         """
-        alone = self._audit is not None or len(self._stages) > 1
+        alone = self.audited or len(self._stages) > 1
         return not alone and self._kv.resident and not self._stages[0].pauses
 
     @property

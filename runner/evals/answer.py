@@ -127,7 +127,7 @@ def _rouge(text: str, reference: str) -> dict[str, float]:
 
 def _audited(session: "Session") -> dict[str, Any]:
     """Means of the audited steps: share of keys read, mass in total and by layer and KV head."""
-    if session.audit is None or not session.audit.n_step:
+    if not session.audit.n_step:
         return {}
     total = session.audit.total()
     groups = session.audit.groups()

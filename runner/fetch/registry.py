@@ -6,9 +6,10 @@ are stored under <folder>/owner/repo/, all others directly in the folder; unfini
 """
 
 import contextlib
+import difflib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,7 +193,8 @@ def pull(name: str, *, dest: Path | None = None, progress: Progress | None = Non
         return _pull_spec(hub.HubSpec.parse(name), folder, say)
     if (model := KNOWN.get(name)) is None:
         raise ModelError(
-            f"unknown model {name!r}: expected {', '.join(KNOWN)} or hf:owner/repo:QUANT"
+            f"unknown model {name!r}: {_meant(name, KNOWN)}expected {', '.join(KNOWN)} or "
+            "hf:owner/repo:QUANT"
         )
     target, partial = folder / model.file, folder / ".partial" / name
     if _is_there(target, model):
@@ -231,9 +233,20 @@ def resolve(model: str | None) -> Path:
         for path in (Path(os.path.expanduser(model)), folder / model):
             if os.path.isfile(path):
                 return path
-        remedy = f"give the path of a .gguf file, {', '.join(KNOWN)} or hf:owner/repo:QUANT"
+        known = [*KNOWN, *(each.name for each in installed())]
+        remedy = (
+            f"{_meant(model, known)}give the path of a .gguf file, {', '.join(KNOWN)} or "
+            "hf:owner/repo:QUANT"
+        )
     names = ", ".join(m.name for m in installed()) or "none"
     raise ModelError(f"no model {model!r} here: {remedy}; models in {folder}: {names}")
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The question whether another name was meant; "" if none is like it."""
+    like = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), like, n=1)
+    return f"did you mean {like[near[0]]}? " if near else ""
 
 
 def installed() -> list[Installed]:

@@ -72,7 +72,7 @@ class Queries(NamedTuple):
 
 
 class Audit:
-    """The samples of one session's audited steps."""
+    """The samples of one session's audited steps; every: each how manyth step is one, 0: none."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Audit:
         kv_types: KVTypes,
         n_thread: int,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"audit is {every}, expected at least 1: every how manyth step")
-        self._every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
+        if every < 0:
+            raise ValueError(f"audit is {every}, expected 0 (none) or more: every how manyth step")
+        self.every, self._hp, self._window, self._n_ctx = every, hp, tuple(window), n_ctx
         self._n_thread = n_thread
         self._kv_types = kv_types
         self._layers = [hp.of_cache(layer) for layer in range(hp.n_layer)]
@@ -122,7 +122,7 @@ class Audit:
     def due(self) -> bool:
         """Whether the next decode step is an N-th one, which is audited."""
         self._n_decoded += 1
-        return self._n_decoded % self._every == 0
+        return self._n_decoded % self.every == 0
 
     def record(self, rec: Recording, queries: Queries, kv: KVView, sel: Selection) -> None:
         """Record the comparison of attention's output for the queries with dense attention."""
@@ -202,9 +202,11 @@ class Audit:
 
     def total(self) -> Findings:
         """The findings over all layers and heads. Raises ValueError if no step was audited."""
+        if not self.every:
+            raise ValueError("no step was audited: open the session with audit=1")
         if not self._samples:
             raise ValueError(
-                f"no step was audited: {self._n_decoded} were decoded, every {self._every}th counts"
+                f"no step was audited: {self._n_decoded} were decoded, every {self.every}th counts"
             )
         return self._found(None, None)
 

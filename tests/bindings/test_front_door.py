@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from tiny_models import TinySpec, write_tiny_model
 import tamis
 from tamis import Engine, Llama, NumpySelector
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
+from tamis.fetch.registry import KNOWN, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +81,19 @@ def test_calls_after_close_are_errors(model):
         (lambda e, s: e.session(n_ctx="4096"), "n_ctx is '4096', expected a whole number"),
         (lambda e, s: e.encode_chat("hello"), "messages is 'hello', expected a list"),
         (lambda e, s: e.encode_chat(["hello"]), 'write [{"role": "user"'),
-        (lambda e, s: Engine.load(None), "path is None, expected the path of a .gguf file"),
+        (lambda e, s: Engine.load(None), "path is None, expected a path"),
+        (lambda e, s: Engine.load(5), "path is 5, expected a path"),
         (lambda e, s: Engine.load("x", n_threads="2"), "n_threads is '2', expected"),
+        (lambda e, s: e.encode(5), "text is 5, expected a text"),
+        (lambda e, s: e.encode_chat([{"rle": "user"}]), 'messages[0] has no text as its "role"'),
+        (lambda e, s: e.encode_chat([{"role": "user", "content": 5}]), '["content"] is 5'),
+        (lambda e, s: e.session(kv_ram="512MiB", kv_dir="."), "kv_ram is '512MiB', expected a who"),
+        (lambda e, s: e.session(min_mass="x"), "min_mass is 'x', expected a number or None"),
+        (lambda e, s: s.generate("hello"), "ids is the text 'hello', expected token ids: encode"),
+        (lambda e, s: s.generate([5], max_tokens="9"), "max_tokens is '9', expected a whole numb"),
+        (lambda e, s: s.generate([5], stop="x"), "stop is 'x', expected a list of texts"),
+        (lambda e, s: s.prefill([1.5]), "ids is [1.5], expected a list of whole numbers"),
+        (lambda e, s: s.generate([5], {"temp": 0}), "params is {'temp': 0}, expected a Sampler"),
         (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
     ],
 )
@@ -150,3 +164,91 @@ def test_a_numpy_method_is_not_batched(model):
     with Engine.load(model, n_threads=1) as engine:
         assert engine.session(n_ctx=64).batchable
         assert not engine.session(n_ctx=64, attn=NumpySelector(lambda q, k: [0])).batchable
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda llm: llm.create_chat_completion("hi"), "messages is 'hi', expected a list of them"),
+        (
+            lambda llm: llm.create_chat_completion([5]),
+            "messages[0] is 5, expected a dictionary: wr",
+        ),
+        (lambda llm: llm.create_chat_completion(None), 'write [{"role": "user", "content": text}]'),
+        (lambda llm: llm(5), "prompt is 5, expected a text or a list of whole numbers"),
+        (lambda llm: llm([1, "x"]), "prompt is [1, 'x'], expected a text or a list of whole"),
+        (
+            lambda llm: llm("x", max_tokens="5"),
+            "max_tokens is '5', expected a whole number or None",
+        ),
+        (
+            lambda llm: llm("x", temperature=None),
+            "temperature is None, expected a number: write tem",
+        ),
+        (lambda llm: llm("x", stop=5), "stop is 5, expected a text, a list of texts or None"),
+        (
+            lambda llm: llm("x", grammar="root"),
+            "grammar is 'root', expected a LlamaGrammar or None",
+        ),
+        (lambda llm: llm.tokenize("x"), "text is 'x', expected bytes"),
+        (lambda llm: llm.embed(5), "input is 5, expected a text or a list of texts"),
+        (
+            lambda llm: Llama(llm.model_path, n_batch="x"),
+            "n_batch is 'x', expected a whole number:",
+        ),
+        (
+            lambda llm: Llama(llm.model_path, seed=1.5),
+            "seed is 1.5, expected a whole number: write",
+        ),
+    ],
+)
+def test_wrong_types_are_reported_by_llama_too(model, call, said):
+    llm = Llama(str(model), n_ctx=64, verbose=False)
+    with pytest.raises(TypeError) as found:
+        call(llm)
+    assert said in str(found.value)
+    llm.close()
+
+
+def test_what_numpy_and_llama_cpp_programs_pass_is_taken(model):
+    with Llama(str(model), n_ctx=np.int64(64), verbose=0, offload_kqv=1) as llm:
+        found = llm(
+            np.array([5, 6]).tolist(), max_tokens=np.int32(2), temperature=0, stop=("a", "b")
+        )
+        assert found["usage"]["completion_tokens"] == 2
+        processors = [lambda ids, scores: scores]
+        assert llm([5, 6], max_tokens=1, logits_processor=processors)["choices"]
+
+
+def test_a_model_is_loaded_by_its_name_or_the_remedy_is_named(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    with pytest.raises(ModelError, match=r"no model 'smollm2' here: run tamis pull smollm2"):
+        Engine.load("smollm2")
+    with pytest.raises(ModelError, match=r"no model 'smolm2' here: did you mean smollm2\?"):
+        Engine.load("smolm2")
+    known = replace(KNOWN["smollm2"], n_bytes=model.stat().st_size)
+    monkeypatch.setitem(KNOWN, "smollm2", known)
+    shutil.copy(model, tmp_path / known.file)
+    with Engine.load("smollm2", n_threads=1) as engine:
+        assert engine.path == tamis.pull("smollm2") == tmp_path / known.file
+
+
+def test_an_engine_encodes_text_and_an_answer_needs_no_parameters(model):
+    with Engine.load(model, n_threads=1) as engine, engine.session(n_ctx=64) as session:
+        ids = engine.encode("the hand")
+        assert ids == engine.tokenizer.encode("the hand")
+        assert len(list(session.generate(ids, max_tokens=3))) <= 3
+        assert not session.audited
+        with pytest.raises(ValueError, match="no step was audited: open the session with audit=1"):
+            session.audit.total()
+
+
+def test_objects_say_what_they_are(model):
+    with Engine.load(model, n_threads=1) as engine, engine.session(n_ctx=64) as session:
+        session.prefill([5, 6, 7])
+        assert repr(engine).startswith(f"<Engine {model.name}: llama, ")
+        assert repr(session) == f"<Session of {model.name}: 3 of 64 tokens>"
+    assert repr(session) == f"<Session of {model.name}: closed>"
+    with Llama(str(model), n_ctx=64, verbose=False) as llm:
+        llm.eval([5, 6])
+        assert repr(llm) == f"<Llama of {model.name}: 2 of 64 tokens>"

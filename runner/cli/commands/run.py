@@ -153,7 +153,7 @@ def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> Non
     """Print the JSON answer, or write notes and the audit to standard error."""
     from tamis.cli.terminal import audit
 
-    speeds, found = answer.speeds(), session.audit
+    speeds, found = answer.speeds(), session.audit if session.audited else None
     if arguments.json:
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in answer.pieces]
         checked = {} if found is None else {"audit": audit.report(found)}

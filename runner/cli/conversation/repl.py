@@ -221,7 +221,7 @@ class Chat:
         self._thoughts = shown.thoughts
         if shown.said and shown.said[-1].finish == "length":
             note("[cut short: the context or --max-tokens is used up]")
-        if self._session.audit is not None:
+        if self._session.audited:
             audit.write(self._session.audit)
             self._session.audit.reset()
 

@@ -74,7 +74,7 @@ def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             names = {"model": engine.path.name, "threads": engine.n_threads, "attn": method}
             row = {**names, "depth": base.n_past, **_row(engine.hp, base.n_past, turns, cycles)}
             row["first_s"] = round(first, 2)
-            if session.audit is not None and session.audit.n_step:
+            if session.audit.n_step:
                 found = audit.summary(session.audit)
                 row |= {key: found[key] for key in ("mass", "best_mass", "recall", "error")}
             yield row

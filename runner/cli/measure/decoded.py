@@ -52,7 +52,7 @@ def measure(
         row = {"attn": method, "depth": depth, **_prediction(own, following[1:])}
         row |= {"kl": round(float(kl.mean()), 5), "kl_p95": round(float(np.percentile(kl, 95)), 5)}
         row["same_top"] = round(float((dense.argmax(-1) == own.argmax(-1)).mean()), 4)
-        if session.audit is not None and session.audit.n_step:
+        if session.audit.n_step:
             found = audit.report(session.audit)
             row["output_error"] = found.pop("error")
             row |= {key: found[key] for key in COLUMNS if key in found}
