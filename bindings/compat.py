@@ -21,6 +21,12 @@ from typing import Any, Literal, Self, Unpack, overload
 import numpy as np
 
 from tamis.bindings.drop_in import chat, completion, formatters
+from tamis.bindings.drop_in.answers import (
+    CreateChatCompletionResponse,
+    CreateChatCompletionStreamResponse,
+    CreateCompletionResponse,
+    CreateEmbeddingResponse,
+)
 from tamis.bindings.drop_in.arguments import (
     NoSession,
     as_text,
@@ -602,7 +608,7 @@ class Llama:
         *,
         stream: Literal[False] = False,
         **options: Unpack[CompletionOptions],
-    ) -> Chunk: ...
+    ) -> CreateCompletionResponse: ...
 
     @overload
     def create_completion(
@@ -611,7 +617,7 @@ class Llama:
         *,
         stream: Literal[True],
         **options: Unpack[CompletionOptions],
-    ) -> Iterator[Chunk]: ...
+    ) -> Iterator[CreateCompletionResponse]: ...
 
     @typed
     def create_completion(
@@ -641,7 +647,7 @@ class Llama:
         logits_processor: LogitsProcessorList | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: dict[int, float] | None = None,
-    ) -> Chunk | Iterator[Chunk]:
+    ) -> Any:
         """Complete a text: a completion of OpenAI's API, or its chunks with stream=True.
 
         max_tokens None or below 1: up to the end of the context. suffix: the text after the gap,
@@ -772,25 +778,25 @@ class Llama:
     @overload
     def create_chat_completion(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         stream: Literal[False] = False,
         **options: Unpack[ChatOptions],
-    ) -> Chunk: ...
+    ) -> CreateChatCompletionResponse: ...
 
     @overload
     def create_chat_completion(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         stream: Literal[True],
         **options: Unpack[ChatOptions],
-    ) -> Iterator[Chunk]: ...
+    ) -> Iterator[CreateChatCompletionStreamResponse]: ...
 
     @typed
     def create_chat_completion(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         functions: list[dict[str, Any]] | None = None,
         function_call: str | dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
@@ -820,7 +826,7 @@ class Llama:
         top_logprobs: int | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         thinking_budget: int | None = None,
-    ) -> Chunk | Iterator[Chunk]:
+    ) -> Any:
         """Answer a conversation: a chat completion of OpenAI's API, or an iterator of its chunks.
 
         Control tokens written out in messages remain text. response_format: json_object, with or
@@ -897,7 +903,9 @@ class Llama:
     # --- embeddings ------------------------------------------------------------------------------
 
     @typed
-    def create_embedding(self, input: str | list[str], model: str | None = None) -> Chunk:
+    def create_embedding(
+        self, input: str | list[str], model: str | None = None
+    ) -> CreateEmbeddingResponse:
         """Embeddings of texts in OpenAI's shape. Needs embedding=True."""
         texts = [input] if isinstance(input, str) else input
         found, n_tokens = self.embed(texts, return_count=True)

@@ -28,7 +28,7 @@ def main(model: str) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "green", "blue"]}}}
     wanted = {"type": "json_object", "schema": schema | {"required": ["colour"]}}
     answer = llm.create_chat_completion(question, response_format=wanted, max_tokens=40)
-    print(json.loads(answer["choices"][0]["message"]["content"])["colour"])
+    print(json.loads(answer["choices"][0]["message"]["content"] or "")["colour"])
 
     reader = Llama(path, embedding=True, pooling_type=1)
     a, b, c = (np.array(reader.embed(t, normalize=True)) for t in ("a cat", "a dog", "1 + 1 = 2"))

@@ -70,7 +70,7 @@ SLOW_FILES = {
 }  # fmt: skip
 # Single tests that take long in files that do not.
 SLOW_TESTS = {
-    "bindings/test_front_door.py::test_a_users_program_passes_mypy_strict",
+    "bindings/test_front_door.py::test_a_users_program_and_the_code_of_the_docs_pass_mypy_strict",
     "bindings/test_flat_api.py::test_any_arguments_give_codes_and_later_calls_are_right",
     "evals/test_eval_store.py::test_a_run_that_is_killed_ten_times_loses_nothing_and_doubles_nothing",
     "fetch/test_registry.py::test_a_zip_bomb_is_given_up_at_the_size_of_the_model",

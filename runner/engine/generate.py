@@ -1,6 +1,6 @@
 """The generation of an answer, token by token: logits, sampler, text, until it ends."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -81,7 +81,7 @@ class Generating:
         max_tokens: int | None = None,
         grammar: Step | None = None,
         progress: TokenProgress | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Append the prompt `ids` and stream an answer.
 
         params None: the defaults of SamplerParams, which sample at temperature 0.8. grammar: a
@@ -101,6 +101,28 @@ class Generating:
             raise
         finally:
             self.settle()
+
+    def stream(
+        self,
+        ids: Sequence[int],
+        params: SamplerParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        grammar: Step | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """Do what `generate` does for `async for`: steps run in a thread, so that others may run.
+
+        If the caller is cancelled or closes the stream, the step in progress is the last one; the
+        session can be used again once that has returned. A prompt that is being read is dropped.
+        """
+        from tamis.engine.streaming import stream
+
+        return stream(
+            lambda progress: self.generate(
+                ids, params, stop=stop, max_tokens=max_tokens, grammar=grammar, progress=progress
+            )
+        )
 
 
 def sampler_of(

@@ -5,11 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from tiny_models import TinySpec, write_tiny_model
 
 from tamis.bindings.compat import Llama
+from tamis.engine.session import Session
 
 
 def output(program, model, *folders):
@@ -116,3 +120,49 @@ def test_the_example_of_an_app_chats(model_path, root, monkeypatch):
     llm.close()
     assert shown == ["> Hi!", app.messages[1]["content"], "> Why?", app.messages[3]["content"]]
     assert all(shown)
+
+
+@pytest.fixture
+def fastapi_app(root, tmp_path, monkeypatch):
+    """The example over a small random model, which answers until it is stopped, slowly."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    monkeypatch.setenv("MODEL", str(write_tiny_model(tmp_path / "tiny.gguf", TinySpec())))
+    monkeypatch.syspath_prepend(root / "examples")
+    decoded = []
+
+    def slow(self, token_id, n):
+        time.sleep(0.002)
+        decoded.append(token_id)
+        return decode_best(self, token_id, n)
+
+    decode_best = Session.decode_best
+    monkeypatch.setattr(Session, "decode_best", slow)
+    import fastapi_app
+
+    yield fastapi_app.app, decoded
+    fastapi_app.engine.close()
+    del sys.modules["fastapi_app"]
+
+
+def test_the_example_of_a_web_app_ends_generation_when_the_client_goes(fastapi_app):
+    import httpx
+    import uvicorn
+
+    app, decoded = fastapi_app
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}/ask"
+    with httpx.stream("GET", url, params={"question": "Why?"}, timeout=60) as reply:
+        assert next(reply.iter_text())
+    time.sleep(0.3)
+    n = len(decoded)
+    assert 0 < n < 1000  # of 4,096
+    time.sleep(0.2)
+    assert len(decoded) == n
+    server.should_exit = True
+    thread.join()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_blocks import blocks
 from package_view import package_view
 from tiny_models import TinySpec, write_tiny_model
 
@@ -17,6 +18,9 @@ import tamis
 from tamis import Engine, Llama, NumpySelector
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
 from tamis.fetch.registry import KNOWN, ModelError
+
+# Those whose packages are typed, or that need none.
+EXAMPLES = ("embed", "fastapi_app", "native", "own_method")
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +37,17 @@ def test_what_is_exported_is_what_editors_see(root: Path) -> None:
     assert sorted(tamis.__all__) == sorted([*tamis._EXPORTS, "__version__"])
 
 
-def test_a_users_program_passes_mypy_strict(root: Path) -> None:
+def test_a_users_program_and_the_code_of_the_docs_pass_mypy_strict(
+    root: Path, tmp_path: Path
+) -> None:
+    files = ["tests/data/stranger.py", *(f"examples/{name}.py" for name in EXAMPLES)]
+    for i, block in enumerate(blocks(root, "python")):
+        file = tmp_path / f"block_{i}.py"
+        file.write_text(f"# {block.page}\n{block.text}")
+        files.append(str(file))
     command = ["mypy", "--strict", "--follow-imports=silent", "--cache-dir=.cache/mypy-strict"]
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--config-file=", "tests/data/stranger.py"],
+        [sys.executable, "-m", *command, "--config-file=", *files],
         cwd=root,
         env=os.environ | {"MYPYPATH": str(package_view(root))},
         capture_output=True,

@@ -1,8 +1,5 @@
 """What a user of tamis writes: checked by mypy --strict and pyright, never run."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 
 from tamis import Engine, Llama, NumpySelector, SamplerParams, Session, Settings, Task, summarize
@@ -30,12 +27,34 @@ def compare(engine: Engine, base: Session, token: int) -> dict[str, float]:
 
 
 def complete(llm: Llama) -> str:
-    whole: dict[str, Any] = llm("Once", max_tokens=8, stop=["."])
-    chunks: Iterator[dict[str, Any]] = llm("Once", stream=True, temperature=0.0)
+    whole = llm("Once", max_tokens=8, stop=["."])
+    chunks = llm("Once", stream=True, temperature=0.0)
     chat = llm.create_chat_completion([{"role": "user", "content": "Hello"}], top_k=10)
     streamed = llm.create_chat_completion([{"role": "user", "content": "Hello"}], stream=True)
     text: str = whole["choices"][0]["text"] + "".join(c["choices"][0]["text"] for c in chunks)
-    return text + str(chat["choices"][0]) + "".join(str(chunk) for chunk in streamed)
+    text += chat["choices"][0]["message"]["content"] or ""
+    text += "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in streamed)
+    n: int = chat["usage"]["completion_tokens"]
+    return f"{text} ({n} tokens)"
+
+
+def misspell(llm: Llama) -> None:
+    """Each of these is an error, which an unused comment would show not to be one."""
+    llm("Once")["choises"]  # type: ignore[typeddict-item]
+    llm("Once")["choices"][0]["txt"]  # type: ignore[typeddict-item]
+    llm("Once", max_token=8)  # type: ignore[call-overload]
+    messages = [{"role": "user", "content": "Hello"}]
+    llm.create_chat_completion(messages)["choices"][0]["mesage"]  # type: ignore[typeddict-item]
+    for chunk in llm.create_chat_completion(messages, stream=True):
+        chunk["choices"][0]["message"]  # type: ignore[typeddict-item]
+    llm.create_embedding("a")["dat"]  # type: ignore[misc]
+
+
+async def listen(session: Session, ids: list[int]) -> str:
+    text = ""
+    async for piece in session.stream(ids, max_tokens=8):
+        text += piece.text
+    return text
 
 
 def shorten(engine: Engine, text: str) -> str:

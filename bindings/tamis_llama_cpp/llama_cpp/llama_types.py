@@ -1,93 +1,42 @@
 """The dictionaries that Llama takes and returns, in the form of OpenAI's API."""
 
+# ruff: noqa: F401 - the types of answers are exported
+
 from typing import Any, Literal, NotRequired, TypedDict
 
+from tamis.bindings.drop_in.answers import (
+    ChatCompletionLogprobs,
+    ChatCompletionLogprobToken,
+    ChatCompletionMessageToolCall,
+    ChatCompletionMessageToolCallChunk,
+    ChatCompletionMessageToolCallChunkFunction,
+    ChatCompletionMessageToolCallFunction,
+    ChatCompletionMessageToolCalls,
+    ChatCompletionResponseChoice,
+    ChatCompletionResponseFunctionCall,
+    ChatCompletionResponseMessage,
+    ChatCompletionStreamResponseChoice,
+    ChatCompletionStreamResponseDelta,
+    ChatCompletionStreamResponseDeltaEmpty,
+    ChatCompletionStreamResponseDeltaFunctionCall,
+    ChatCompletionTopLogprobToken,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionUsage,
+    CreateChatCompletionResponse,
+    CreateChatCompletionStreamResponse,
+    CreateCompletionResponse,
+    CreateEmbeddingResponse,
+    Embedding,
+    EmbeddingUsage,
+    Role,
+)
+
 JsonType = None | int | str | bool | list[Any] | dict[str, Any]
-Role = Literal["system", "user", "assistant", "tool"]
-
-# --- embeddings and completions -------------------------------------------------------------------
-
-
-class EmbeddingUsage(TypedDict):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedding(TypedDict):
-    index: int
-    object: str
-    embedding: list[float] | list[list[float]]
-
-
-class CreateEmbeddingResponse(TypedDict):
-    object: Literal["list"]
-    model: str
-    data: list[Embedding]
-    usage: EmbeddingUsage
-
-
-class CompletionLogprobs(TypedDict):
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class CompletionChoice(TypedDict):
-    text: str
-    index: int
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-class CompletionUsage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class CreateCompletionResponse(TypedDict):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: NotRequired[CompletionUsage]
-
-
-CompletionChunk = Completion = CreateCompletionStreamResponse = CreateCompletionResponse
 
 # --- messages of a chat ---------------------------------------------------------------------------
 
-
-class _Call(TypedDict):
-    name: str
-    arguments: str
-
-
-class ChatCompletionResponseFunctionCall(_Call):
-    """The name of a called function, and its arguments as JSON."""
-
-
-class ChatCompletionMessageToolCallFunction(_Call):
-    """The name of a called function, and its arguments as JSON."""
-
-
-class ChatCompletionRequestAssistantMessageFunctionCall(_Call):
-    """The name of a called function, and its arguments as JSON."""
-
-
-class ChatCompletionStreamResponseDeltaFunctionCall(_Call):
-    """The name of a called function, and its arguments as JSON."""
-
-
-class ChatCompletionMessageToolCall(TypedDict):
-    id: str
-    type: Literal["function"]
-    function: ChatCompletionMessageToolCallFunction
-
-
-ChatCompletionMessageToolCalls = list[ChatCompletionMessageToolCall]
+ChatCompletionRequestAssistantMessageFunctionCall = ChatCompletionResponseFunctionCall
 
 
 class ChatCompletionRequestMessageContentPartText(TypedDict):
@@ -210,94 +159,10 @@ class ChatCompletionRequestResponseFormat(TypedDict):
     schema: NotRequired[JsonType]
 
 
-# --- answers of a chat ----------------------------------------------------------------------------
-
-
-class _Logprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatCompletionTopLogprobToken(_Logprob):
-    """A token and its logprob."""
-
-
-class ChatCompletionLogprobToken(_Logprob):
-    """A token of an answer with its logprob, and the likeliest others."""
-
-    top_logprobs: list[ChatCompletionTopLogprobToken]
-
-
-class ChatCompletionLogprobs(TypedDict):
-    content: list[ChatCompletionLogprobToken] | None
-    refusal: list[ChatCompletionLogprobToken] | None
-
-
-class ChatCompletionResponseMessage(TypedDict):
-    content: str | None
-    tool_calls: NotRequired[ChatCompletionMessageToolCalls]
-    role: Literal["assistant", "function"]
-    function_call: NotRequired[ChatCompletionResponseFunctionCall]
-
-
-class ChatCompletionResponseChoice(TypedDict):
-    index: int
-    message: ChatCompletionResponseMessage
-    logprobs: ChatCompletionLogprobs | None
-    finish_reason: str | None
-
-
-class CreateChatCompletionResponse(TypedDict):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatCompletionResponseChoice]
-    usage: CompletionUsage
-
-
-class ChatCompletionMessageToolCallChunkFunction(TypedDict):
-    name: str | None
-    arguments: str
-
-
-class ChatCompletionMessageToolCallChunk(TypedDict):
-    index: int
-    id: NotRequired[str]
-    type: Literal["function"]
-    function: ChatCompletionMessageToolCallChunkFunction
-
-
-class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
-    pass
-
-
-class ChatCompletionStreamResponseDelta(TypedDict):
-    content: NotRequired[str | None]
-    function_call: NotRequired[ChatCompletionStreamResponseDeltaFunctionCall | None]
-    tool_calls: NotRequired[list[ChatCompletionMessageToolCallChunk] | None]
-    role: NotRequired[Role | None]
-
-
-class ChatCompletionStreamResponseChoice(TypedDict):
-    index: int
-    delta: ChatCompletionStreamResponseDelta | ChatCompletionStreamResponseDeltaEmpty
-    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
-    logprobs: NotRequired[ChatCompletionLogprobs | None]
-
-
-class CreateChatCompletionStreamResponse(TypedDict):
-    id: str
-    model: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    choices: list[ChatCompletionStreamResponseChoice]
-
-
 # --- aliases
 # ----------------------------------------------------------------------------------------
 
+CompletionChunk = Completion = CreateCompletionStreamResponse = CreateCompletionResponse
 ChatCompletion = CreateChatCompletionResponse
 ChatCompletionMessage = ChatCompletionResponseMessage
 ChatCompletionChoice = ChatCompletionResponseChoice
