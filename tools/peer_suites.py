@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -168,7 +169,10 @@ def _pytest(
             f'#!/bin/sh\nexec "{sys.executable}" -P -m tamis.tools.peer_server "$@"\n'
         )
         server.chmod(0o700)
-    own = {"LLAMA_SERVER_BIN_PATH": str(server), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    with socket.create_server(("127.0.0.1", 0)) as free:  # another server may have the usual port
+        port = str(free.getsockname()[1])
+    own = {"LLAMA_SERVER_BIN_PATH": str(server), "PORT": port}
+    own["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     flags = ["-q", "-m", "not slow", "-p", "tamis.tools.peer_plugin", "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-P", "-m", "pytest", *flags, "-o", "addopts=", *arguments],

@@ -11,7 +11,7 @@ from tamis.bindings.serve.api.anthropic import arguments
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.replies import About, Reply, as_json
-from tamis.bindings.serve.requests import MAX_MESSAGES, MOST_TOKENS, Reader
+from tamis.bindings.serve.requests import MAX_MESSAGES, MOST_TOKENS, Reader, parts_of
 from tamis.bindings.serve.tasks import Inputs, Task
 from tamis.text.tool_calls import Delta
 
@@ -67,8 +67,9 @@ def read_embed(reader: Reader, body: Body) -> Inputs:
     if given in ([], ""):
         return Inputs([])
     found = reader.prompts(given, "input", truncate=body.switch("truncate") is not False)
-    body.get("options")  # options about how the model is run
-    return reader.vectors_wanted(body, [ids for _, ids in found])
+    options = parts_of("options", body.record("options") or {}, tuple(_OF_THE_SERVER))
+    wanted = reader.vectors_wanted(body, [ids for _, ids in found])
+    return wanted._replace(ignored=(*wanted.ignored, *options))
 
 
 def _options(body: Body, reader: Reader) -> dict[str, Any]:

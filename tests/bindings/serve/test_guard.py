@@ -180,6 +180,19 @@ def test_what_a_page_can_make_a_browser_send_starts_nothing(headers, post, api, 
         assert status(headers, method=method, starts=lambda scope: False) == get
 
 
+def test_a_preflight_is_answered_where_the_request_would_start_a_model():
+    """ggml-org/llama.cpp's tests of its router: pages of this machine could not ask ours."""
+    asks = {"access-control-request-method": "POST"}
+    local = Access(origins=("localhost",))
+    for origin, granted in (("http://localhost:3000", True), ("http://evil.example", False)):
+        found = asked(
+            asks | {"origin": origin}, method="OPTIONS", access=local, starts=lambda scope: True
+        )
+        assert found[0] == 200
+        assert found[2] == b"", "the application is not asked"
+        assert found[1].get("access-control-allow-origin") == (origin if granted else None)
+
+
 def test_origins_that_are_granted_may_ask_and_read():
     access = Access(origins=("https://chat.example",))
     origin = {"origin": "https://CHAT.example"}

@@ -95,6 +95,10 @@ def test_embeddings(client):
     assert client.post("/api/embed", json=body).status_code == 400
     assert len(client.post("/api/embeddings", json={"prompt": "a"}).json()["embedding"]) == 64
     assert client.post("/api/embed", json={"input": []}).json()["embeddings"] == []
+    options = {"num_thread": 2, "num_ctx": 9}  # of the server, and how much of a text is read
+    for path, name in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        reply = client.post(path, json={name: "a", "options": options})
+        assert reply.headers["x-tamis-ignored"] == "options.num_ctx"
 
 
 def test_what_there_is(client):
