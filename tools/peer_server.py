@@ -39,7 +39,7 @@ _DROPPED = {  # with their number of values; they have no meaning for tamis, or 
     "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0,
     "--jinja": 0, "--no-jinja": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
     "--cache-ram": 1, "--no-cache-idle-slots": 0, "--no-mmproj": 0,
-    "--spec-type": 1, "--spec-draft-n-min": 1,
+    "--spec-type": 1, "--spec-draft-n-min": 1, "--backend_sampling": 0,
 }  # fmt: skip
 _WITHOUT_VALUE = {"--metrics", "--no-slots", "--reranking", "--no-models-autoload"}
 _WITHOUT_VALUE |= {"--no-ui", "--context-shift"}
