@@ -3,9 +3,9 @@
     tamis serve -m qwen2.5-coder-0.5b --port 8080 &
     python tests/bindings/serve/pydantic_kinds.py http://127.0.0.1:8080/v1
 
-Each kind of test_pydantic.py is asked for by response_format, as the arguments of a tool and by
-/v1/responses, and is printed as the client has parsed it; the status is 1 if one is refused, is cut
-at the limit of tokens or is not what its model says.
+Each kind of support/pydantic_models.py is asked for by response_format, as the arguments of a tool
+and by /v1/responses, and is printed as the client has parsed it; the status is 1 if one is refused,
+is cut at the limit of tokens or is not what its model says.
 """
 
 import sys
@@ -15,8 +15,9 @@ from pathlib import Path
 import openai
 from pydantic import BaseModel, create_model
 
-TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(TESTS / "grammar"), str(TESTS / "support")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from pydantic_models import KINDS
+
 # What pydantic says of a decimal is a number or any text.
 HINTS = {"decimal": "decimal, as the number of a price"}
 
@@ -53,8 +54,6 @@ def answers(client: openai.OpenAI, kind: str, model: type[BaseModel]) -> dict[st
 def main() -> None:
     """Ask for every kind and print what came."""
     warnings.simplefilter("ignore")  # of fields that pydantic cannot describe
-    from test_pydantic import KINDS
-
     client = openai.OpenAI(base_url=sys.argv[1], api_key="x", max_retries=0, timeout=600)
     n_right = 0
     for kind, field in KINDS.items():

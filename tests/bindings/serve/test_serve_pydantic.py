@@ -1,13 +1,11 @@
 """Models of pydantic through openai-python's own helpers, answered by a real model."""
 
-import importlib.util
-import sys
 import warnings
-from pathlib import Path
 
 import openai
 import pytest
 from pydantic import BaseModel, create_model
+from pydantic_models import KINDS
 from serving import local_server
 from starlette.testclient import TestClient
 
@@ -18,17 +16,6 @@ pytest.importorskip("llguidance")
 pytestmark = pytest.mark.model
 
 
-def _kinds():
-    """The fields of which random texts are tried without a model."""
-    path = Path(__file__).parents[2] / "grammar" / "test_pydantic.py"
-    spec = importlib.util.spec_from_file_location("kinds_of_pydantic", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks up what a model refers to
-    spec.loader.exec_module(module)
-    return module.KINDS
-
-
-KINDS = _kinds()
 # The texts of these are read by pydantic more narrowly than their schemas say.
 NARROWER = {"decimal"}
 HINTS = {"recursive": 'a tree of one leaf, {"field": {"value": 1, "below": []}}'}
