@@ -159,7 +159,7 @@ class Guard:
         if packed != "identity":
             message = f"the body is compressed ({packed[:20]}): send it as it is"
             return ApiError(415, message, code="content_encoding")
-        if _is_preflight(scope, headers):  # it is answered here, whoever asks
+        if _is_preflight(scope, headers):  # it is answered here and starts nothing
             return None
         reads = scope["method"] in READS and not self._starts(scope)
         return None if reads else self._of_a_page(scope["path"], headers)
