@@ -397,7 +397,7 @@ def _map_file(path: Path) -> tuple[mmap.mmap, int, tuple[int, int]]:
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"no such model file: {path}") from None
+        raise FileNotFoundError(f"no such GGUF file: {path}") from None
     # Checked before open(): opening a FIFO would wait for a writer.
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"

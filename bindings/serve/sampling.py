@@ -1,7 +1,8 @@
 """The sampling fields of requests: OpenAI's, llama.cpp's and other names for them."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body, shown
@@ -54,6 +55,12 @@ def sampling_of(body: Body, text: TextModel) -> Sampling:
         ignore_eos=body.flag("ignore_eos"),
         logit_bias=_bias(body.get("logit_bias"), text),
     )
+
+
+def check_defaults(fields: Mapping[str, Any]) -> None:
+    """Raise ApiError for a wrong default of a field of requests; logit_bias is not checked."""
+    known = {name: value for name, value in fields.items() if name != "logit_bias"}
+    sampling_of(Body(known), cast(TextModel, None))
 
 
 def _bias(given: Any, text: TextModel) -> dict[int, float] | None:

@@ -34,7 +34,9 @@ def next_model(file: GGUFFile, model: Model) -> Model:
     hp, arch, main = model.hp, model.arch, model.weights
     il = hp.n_layer
     if f"blk.{il}.nextn.eh_proj.weight" not in file.tensors:
-        raise ValueError("this file has no layer that predicts further tokens: leave out its draft")
+        raise ValueError(
+            "this file has no layer that predicts further tokens (MTP): draft in another way"
+        )
     shape = replace(hp, recurrent=(), swa_layers=(0,) if hp.swa_layers else ())
     tensors = dict(arch.tensors(hp) if arch.tensors else {}) | NEXT_TENSORS
     own = load_layer(file, shape, il, tensors, arch.unread)

@@ -27,6 +27,7 @@ from tamis.kv.frame_pool import Frames, Load, OutOfFramesError
 from tamis.kv.types import UNITS, KVTypes, Tier
 from tamis.kv.unit_file import KVFile
 from tamis.model.hparams import HParams
+from tamis.platform.memory import shown_bytes
 
 T = TypeVar("T")
 N_READER = 4  # threads: a disk serves several requests in the time of one
@@ -539,7 +540,7 @@ class DiskTier(KVCache):
         least = (n_frame + self._n_allocated) * self._page_bytes
         if self.kv_ram < least:
             raise ValueError(
-                f"kv_ram is {self.kv_ram / (1 << 20):.1f} MiB, {who} needs "
+                f"kv_ram is {shown_bytes(self.kv_ram)}, {who} needs "
                 f"{-(-least >> 20)} MiB at this context: raise kv_ram, or lower n_ctx"
             )
 

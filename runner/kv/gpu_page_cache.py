@@ -21,7 +21,7 @@ from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.convert import as_type
 from tamis.kv.types import UNIT, KVTypes
 from tamis.model.hparams import HParams
-from tamis.platform.memory import huge_zeros
+from tamis.platform.memory import huge_zeros, shown_bytes
 
 # the number of frames, beside those being written, is a multiple of it: see ops.KV_EVICT
 AT_ONCE = 16
@@ -306,7 +306,7 @@ class GpuPageCache(KVCache):
         least = (1 + self._n_first + n_least) * self._page_bytes
         if self._n_cache < n_least:
             raise ValueError(
-                f"kv_vram is {self.kv_vram / (1 << 20):.1f} MiB, this context needs "
+                f"kv_vram is {shown_bytes(self.kv_vram)}, this context needs "
                 f"{-(-least >> 20)} MiB of the GPU: the pages of a layer and those of a chunk in "
                 "all layers; raise kv_vram, or lower n_ctx"
             )

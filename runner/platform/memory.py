@@ -167,3 +167,8 @@ def system_function(name: str) -> int | None:
             if address := ctypes.cast(function, ctypes.c_void_p).value:
                 return address
     return None
+
+
+def shown_bytes(n: int) -> str:
+    """A number of bytes for messages, in MiB; below one MiB in bytes."""
+    return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 20 else f"{n} bytes"

@@ -25,6 +25,7 @@ from tamis.select.base import (
     SPAN,
     START,
     BestScores,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -58,7 +59,9 @@ class DoubleSparsity:
         )
         if self.n_top < 0:
             needed = self.sink + self.recent
-            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+            raise ParameterError(
+                {"budget": self.budget}, f"at least {needed}, which sinks and window take"
+            )
 
     @property
     def n_top(self) -> int:

@@ -26,6 +26,7 @@ from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     START,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -58,7 +59,9 @@ class H2O:
         )
         if self.n_top < 0:
             needed = self.sink + self.n_local
-            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+            raise ParameterError(
+                {"budget": self.budget}, f"at least {needed}, which sinks and window take"
+            )
 
     @property
     def n_local(self) -> int:

@@ -28,6 +28,7 @@ from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     SPAN,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -69,7 +70,9 @@ class HShare:
         )
         if self.n_top < 0:
             needed = self.sink + self.recent + self.period - 1
-            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+            raise ParameterError(
+                {"budget": self.budget}, f"at least {needed}, which sinks and window take"
+            )
 
     @property
     def n_top(self) -> int:

@@ -211,7 +211,8 @@ def _values(text: str, name: str, method: type[Selector], parameters: str) -> di
         n_always = sum(values.get(field.name, field.default) for field in always)
         if values[total] < n_always:
             raise MethodError(
-                f"budget={values[total]} in {text!r}: sinks and recent tokens alone take {n_always}"
+                f"{text!r}: budget is {values[total]}, expected at least {n_always}, which sinks "
+                "and recent tokens take"
             )
         values[total] -= n_always
     return values

@@ -20,6 +20,7 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -56,7 +57,9 @@ class Quest:
         )
         if self.n_top < 0:
             needed = self.page * (self.n_sink + self.n_recent)
-            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+            raise ParameterError(
+                {"budget": self.budget}, f"at least {needed}, which sinks and window take"
+            )
 
     @property
     def n_sink(self) -> int:

@@ -30,6 +30,7 @@ from tamis.jit_kernels.contract.types import KVView, Selection, zeros
 from tamis.select.base import (
     DECODE,
     START,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -69,7 +70,9 @@ class SnapKV:
         )
         if self.budget < self.sink + self.window:
             needed = self.sink + self.window
-            raise ValueError(f"budget is {self.budget}, sinks and window alone take {needed}")
+            raise ParameterError(
+                {"budget": self.budget}, f"at least {needed}, which sinks and window take"
+            )
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

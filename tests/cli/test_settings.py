@@ -43,7 +43,7 @@ def test_every_flag_has_a_sentence_and_one_with_a_value_its_default(command: str
         assert action.help, action.option_strings or action.dest
         text = formatter._expand_help(action)
         if action.option_strings and action.nargs != 0:
-            assert "default" in text, action.option_strings
+            assert ("(default: " in text) != ("(required" in text), action.option_strings
 
 
 def test_help_of_samplers_has_the_defaults_that_hold() -> None:

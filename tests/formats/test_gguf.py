@@ -278,7 +278,7 @@ def test_parts_of_another_number_of_tensors_are_refused(tmp_path):
 
 
 def test_a_missing_path_is_file_not_found(path):
-    with pytest.raises(FileNotFoundError, match="no such model file"):
+    with pytest.raises(FileNotFoundError, match="no such GGUF file"):
         GGUFFile(path)
 
 

@@ -54,7 +54,7 @@ def test_all_methods_use_the_common_names():
 def test_a_budget_counts_sinks_and_recent_tokens():
     given = parse_method("topk:budget=100,sink=8,recent=32")
     assert given == parse_method("topk:k=60,recent=32,sink=8")
-    with pytest.raises(MethodError, match=r"budget=30 in .*: sinks and recent .* take 68"):
+    with pytest.raises(MethodError, match="budget is 30, expected at least 68, which sinks"):
         parse_method("topk:budget=30")
 
 
@@ -263,8 +263,8 @@ def test_a_method_is_a_value_that_nobody_changes(name):
         ("tactic:local=-1", "local is -1, expected local >= 1"),
         ("hip:b_k=3,b_sk=9", "b_sk is 9, b_k is 3, budget is 1024, expected 1 <= b_sk <= b_k <="),
         ("tactic:segment=77", "segment is 77, c is 32, expected segment a multiple of c"),
-        ("lfps:bypass=z", r"bypass is 'z', expected bypass in \('none', 'mix', 'mean'\)"),
-        ("quest:rows=row", r"rows is 'row', expected rows in \('group', 'head'\)"),
+        ("lfps:bypass=z", "bypass is 'z', expected none, mix or mean"),
+        ("quest:rows=row", "rows is 'row', expected group or head"),
     ],
 )
 def test_a_parameter_out_of_range_is_reported_in_the_users_words(text, told):

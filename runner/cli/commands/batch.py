@@ -153,7 +153,7 @@ class Answering:
         settings = Settings(
             n_queue=arguments.queue,
             max_body=1 << 30,
-            usual=dict(arguments.set),
+            usual=serve.field_defaults(arguments),
             page=False,
             slots=False,
         )

@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of samples of each task and length (default: 5; with --data: all)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed from which samples are generated (default: 0)"
+        "--seed",
+        type=common.count_or_zero,
+        default=0,
+        help="seed from which samples are generated (default: 0)",
     )
     parser.add_argument(
         "--fair",

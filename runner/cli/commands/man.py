@@ -11,7 +11,9 @@ from tamis.version import __version__
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.epilog = "tamis man | man -l -        tamis man > ~/.local/share/man/man1/tamis.1"
+    parser.epilog = (
+        "`tamis man | man -l -` shows it; `tamis man > ~/.local/share/man/man1/tamis.1` installs it"
+    )
 
 
 def run(_arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--port",
-        type=common.count_or_zero,
+        type=common.port,
         default=8080,
         help="TCP port; 0: any free port (default: %(default)s)",
     )
@@ -383,6 +383,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def field_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of --set. Raises UsageError for one that every request would be refused for."""
+    from tamis.bindings.serve.errors import ApiError
+    from tamis.bindings.serve.sampling import check_defaults
+
+    fields = dict(arguments.set)
+    try:
+        check_defaults(fields)
+    except ApiError as error:
+        raise UsageError(f"--set: {error.message}") from error
+    return fields
+
+
 def _settings(arguments: argparse.Namespace, access: Any) -> Any:
     """The server's settings. Raises UsageError."""
     from tamis.bindings.serve.http.app import Settings
@@ -399,7 +412,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
         timeout_request=arguments.timeout_request,
         timeout_prepare=arguments.timeout_prepare,
         helper_bytes=arguments.memory_prepare,
-        usual=usual | dict(arguments.set),
+        usual=usual | field_defaults(arguments),
         pooling=arguments.pooling,
         page=arguments.page == "on",
         slots=not arguments.no_slots,

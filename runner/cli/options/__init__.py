@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)")
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
 FEW = 6  # flags that a usage line lists
 
 
@@ -20,7 +20,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 after an error of one line."""
-        self.exit(2, f"tamis: error: {self._meant(message)} (see {self.prog} --help)\n")
+        command = self.prog
+        if message.startswith("unrecognized"):  # argparse lets the main parser report these
+            command = self.command.prog
+        self.exit(2, f"tamis: error: {self._meant(message)} (see {command} --help)\n")
 
     def _meant(self, message: str) -> str:
         if message.startswith("unrecognized arguments: "):
@@ -30,7 +33,10 @@ class Parser(argparse.ArgumentParser):
         if found := _CHOICE.fullmatch(message):
             choices = re.findall(r"[\w.:-]+", found[3])
             close = did_you_mean(found[2], choices)
-            what = f"there is no {'command' if found[1] == 'COMMAND' else found[1]} {found[2]!r}"
+            if found[1] == "COMMAND":
+                what = f"there is no command {found[2]!r}"
+            else:
+                what = f"{found[1]} takes no {found[2]!r}"
             return f"{what}{close or ': expected ' + ', '.join(choices)}"
         return message
 
@@ -43,9 +49,10 @@ class Help(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=26, width=width)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        """A flag's help sentence, with the default unless it names one."""
+        """A flag's help sentence, with the default unless it names one or the flag is required."""
         text, default = action.help, action.default
-        if not text or not action.option_strings or action.nargs == 0 or "default" in text:
+        stated = action.nargs == 0 or (text and re.search(r"default|\(required", text))
+        if not text or not action.option_strings or stated:
             return text
         none = default in (None, argparse.SUPPRESS, "") or isinstance(default, list)
         return f"{text} (default: none)" if none else f"{text} (default: %(default)s)"

@@ -37,14 +37,43 @@ def whole(text: str) -> int:
     return _whole(text, least=-(1 << 31))
 
 
+def number(text: str) -> float:
+    """An argument that is a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+def port(text: str) -> int:
+    """An argument that is a TCP port, or 0."""
+    value = count_or_zero(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port: expected 0 to 65535")
+    return value
+
+
 def context(text: str) -> int | None:
     """The argument of --ctx: at least 1, auto (None), or 0 for the training context."""
-    return None if text == "auto" else count_or_zero(text)
+    if text == "auto":
+        return None
+    try:
+        return count_or_zero(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or auto") from None
 
 
 def answer_length(text: str) -> int:
     """The argument of -n: at least 1, or -1 for no limit."""
-    return -1 if text in ("-1", "-2") else count(text)
+    if text in ("-1", "-2"):
+        return -1
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or -1 for no limit") from None
 
 
 def counts(text: str) -> list[int]:
@@ -327,7 +356,7 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     )
     kv.add_argument(
         "--rope-scale",
-        type=float,
+        type=number,
         metavar="N",
         help="factor of --rope-scaling, at least 1 (default: 1)",
     )
@@ -344,7 +373,7 @@ def add_audit_argument(parser: argparse.ArgumentParser) -> None:
     """Add --audit."""
     group(parser, ATTENTION_GROUP).add_argument(
         "--audit",
-        type=count,
+        type=count_or_zero,
         default=0,
         metavar="N",
         help="also compute dense attention on every N-th decode step and report the retained "
@@ -415,14 +444,17 @@ def adapter_files(arguments: argparse.Namespace) -> Any:
     )
 
 
-def check_methods(attn: str, prefill: str) -> None:
-    """Raise UsageError for an unknown method, before a model is loaded for it."""
+def check_methods(attn: str, prefill: str, flag: str = "--attn") -> None:
+    """Raise UsageError for an unknown method, before a model is loaded for it.
+
+    flag: the one that names the method of decode steps.
+    """
     from tamis.select.notation import MethodError, parse_methods
 
     try:
         parse_methods(attn, prefill)
     except MethodError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(str(error).replace("attn takes", f"{flag} takes")) from error
 
 
 def read_text(path: str) -> str:

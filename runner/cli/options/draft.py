@@ -101,6 +101,7 @@ def check(arguments: argparse.Namespace, alone: Sequence[str] = ("audit", "conte
     if arguments.draft_attn is not None:
         if arguments.min_mass is not None:
             raise UsageError("drafts and --min-mass do not go together: leave out one")
+        common.check_methods(arguments.draft_attn, "dense", "--draft-attn")
         arguments.attn = arguments.draft_attn  # the method of decode steps, all of which are drafts
     if not 1 <= arguments.draft_max <= 64:
         raise UsageError(f"--draft-max is {arguments.draft_max}, expected 1 to 64")

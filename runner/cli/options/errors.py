@@ -17,6 +17,7 @@ FLAGS = {
     "kv_dir": "--kv-dir",
     "kv_vram": "--kv-vram",
     "kv_unit": "--kv-unit",
+    "draft_max": "--draft-max",
     "n_words": "--length",  # of a summary
 }
 # The user's own words are in quotes and stay; an apostrophe within a word is not a quote.

@@ -76,13 +76,13 @@ def read(arguments: argparse.Namespace) -> str:
         parts.append(_ended(common.read_text(arguments.file)))
     elif not instruction and given != "-" and arguments.prompt is None:
         if sys.stdin.isatty():
-            raise UsageError("no prompt: give TEXT, -f FILE, or pipe text in")
+            raise UsageError("no prompt: give PROMPT, -f FILE, or pipe text in")
         parts.append(_ended(common.read_text("-")))
     elif instruction and _piped():
         parts.append(_ended(common.read_text("-")))
     text = "\n\n".join(filter(None, [*parts, instruction]))
     if not text:
-        raise UsageError("the prompt is empty: give TEXT, -f FILE, or pipe text in")
+        raise UsageError("the prompt is empty: give PROMPT, -f FILE, or pipe text in")
     return text
 
 

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *flag.names,
             dest=flag.field,
-            type=flag.type,
+            type=common.number if flag.type is float else common.whole,
             default=argparse.SUPPRESS,
             metavar="N",
             help=f"{flag.text} (default: {flag.default:g})",
@@ -163,7 +163,12 @@ def params(arguments: argparse.Namespace) -> Any:
     try:
         return SamplerParams(**given)
     except SamplerError as error:
-        raise UsageError(str(error)) from error
+        name, _, rest = str(error).partition(" ")
+        names = {flag.field: flag.names[0] for flag in FLAGS} | {
+            "logit_bias": "--logit-bias",
+            "dry_sequence_breakers": "--dry-sequence-breaker",
+        }
+        raise UsageError(f"{names.get(name, name)} {rest}") from error
 
 
 def grammar(arguments: argparse.Namespace, engine: Any) -> Any:

@@ -152,7 +152,7 @@ def _text(data: Any, key: str) -> str | None:
 
 def _value(parser: argparse.ArgumentParser, action: argparse.Action, setting: Setting) -> Any:
     """The value converted as the flag converts it. Raises SettingsError."""
-    value, flag = setting.value, action.option_strings[-1]
+    value, flag = setting.value, next(x for x in action.option_strings if x.startswith("--"))
     wrong = f"{setting.origin}: {flag} is {value!r}"
     if action.nargs == 0:  # a switch
         words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}

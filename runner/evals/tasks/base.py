@@ -77,8 +77,8 @@ def check_room(task: Task, length: int, n_token: int) -> None:
     """Raise LengthError if a prompt of n_token without any filler is too long already."""
     if n_token + task.n_predict > length:
         raise LengthError(
-            f"{task.name} takes {n_token + task.n_predict} tokens without any filler, "
-            f"{task.n_predict} of them for the answer: --length is {length}"
+            f"--length is {length}, {task.name} takes {n_token + task.n_predict} tokens without "
+            f"any filler, {task.n_predict} of them for the answer: raise --length"
         )
 
 

@@ -72,9 +72,10 @@ class _Parser:
     def wrong(self, expected: str, *, shown: bool = True) -> GrammarError:
         before = self.text[: self.at]
         line, column = before.count("\n") + 1, self.at - before.rfind("\n")
-        here = repr(self.text[self.at : self.at + 20]) if self.at < len(self.text) else "the end"
-        what = f"has {here}, " if shown else ""
-        return GrammarError(f"grammar: line {line}, column {column} {what}expected {expected}")
+        here = self.text[self.at : self.at + 20]
+        what = f"has {here!r}, expected" if here else "is the end, expected"
+        what = what if shown else "expected"
+        return GrammarError(f"grammar: line {line}, column {column} {what} {expected}")
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]

@@ -137,7 +137,7 @@ def types(place: Place) -> list[str] | None:
     kinds = [given] if isinstance(given, str) else given
     known = {*TYPES, "integer"}
     if not isinstance(kinds, list) or any(k not in known for k in kinds if isinstance(k, str)):
-        raise wrong(place, f"has type {shown(given)}, no such type: expected {sorted(known)}")
+        raise wrong(place, f"has type {shown(given)}, expected {', '.join(sorted(known))}")
     if not all(isinstance(kind, str) for kind in kinds):
         raise wrong(place, f"has type {shown(given)}, expected names of types")
     return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
