@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tamis.engine.checks import shown
 from tamis.engine.engine import MOST_ADAPTED, Engine
 from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
@@ -223,6 +224,10 @@ class Batch:
 
         See decode_best.
         """
+        for session, token in tokens.items():
+            wrong = token if isinstance(session, Session) else session
+            if wrong is session or not isinstance(token, int | np.integer):
+                raise TypeError(f"tokens has {shown(wrong)}, expected a token id for each session")
         held = {session: session.n_past for session in tokens}
         found: dict[Session, Best | np.ndarray] = {}
         try:

@@ -15,7 +15,7 @@ from tamis.jit_kernels.backends import HOST, on_host
 from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.backends.devices import open_gpu, open_host
 from tamis.jit_kernels.compile.library import KernelLibrary
-from tamis.kv.types import UNIT, KVOptions, KVTypes, Tier
+from tamis.kv.types import UNIT, UNITS, KVOptions, KVTypes, Tier
 from tamis.model.hparams import HParams, RopeScaling
 from tamis.model.model import Model
 from tamis.model.placement import Place, on_one_device, on_two_devices
@@ -428,4 +428,6 @@ def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier |
         return None
     if not Path(kv_dir).is_dir():
         raise ValueError(f"kv_dir is {str(kv_dir)!r}, which is no folder: make it first")
+    if kv_unit not in UNITS:
+        raise ValueError(f"kv_unit is {kv_unit!r}, expected one of {', '.join(map(str, UNITS))}")
     return Tier(kv_ram, Path(kv_dir), kv_unit)

@@ -45,8 +45,7 @@ class DiskTier(KVCache):
 
     def __init__(self, hp: HParams, n_ctx: int, types: KVTypes, tier: Tier, n_ubatch: int) -> None:
         kv_ram, folder, self._unit = tier
-        if self._unit not in UNITS:
-            raise ValueError(f"kv_unit is {self._unit}, expected one of {UNITS}")
+        assert self._unit in UNITS, self._unit
         self.types, self._counts, self._hp = types, KVCounts(), hp
         self.kv_ram: int = kv_ram
         self._n_page = -(-n_ctx // PAGE)

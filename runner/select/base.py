@@ -147,6 +147,13 @@ class ParameterError(ValueError):
         return f"{found}, expected {''.join(names.get(word, word) for word in words)}"
 
 
+KINDS: dict[Any, tuple[Any, str]] = {  # the types of parameters, and how messages call them
+    int: (int | np.integer, "a whole number"),
+    float: (int | float | np.integer | np.floating, "a number"),
+    str: (str, "a text"),
+}
+
+
 def check(method: Any, *conditions: str) -> None:
     """Raise ParameterError for the first condition that a method's parameters violate.
 
@@ -154,6 +161,11 @@ def check(method: Any, *conditions: str) -> None:
     them: integers are at most MAX_NUMBER and floats are finite, as no context needs more.
     """
     values = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    for field in dataclasses.fields(method):
+        kind, expected = KINDS.get(field.type, (object, ""))
+        value = values[field.name]
+        if not isinstance(value, kind) or (expected and isinstance(value, bool)):
+            raise ParameterError({field.name: value}, expected)
     for name, value in values.items():
         if isinstance(value, int) and not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise ParameterError({name: value}, f"at most {MAX_NUMBER}")

@@ -82,21 +82,20 @@ def parse_methods(
     attention is not. Raises MethodError.
     """
     for_decode, for_prefill = _serving(attn, DECODE), _serving(prefill, PREFILL)
+    if min_mass is not None and not (isinstance(min_mass, int | float) and 0 <= min_mass <= 1):
+        raise MethodError(f"min_mass is {min_mass!r}, expected a number from 0 to 1")
     if min_mass is not None and for_decode != Dense():
         for_decode = _floored(for_decode, min_mass)
     return for_decode if for_decode == for_prefill else PerRole(for_prefill, for_decode)
 
 
 def _floored(method: Selector, min_mass: float) -> Selector:
-    """The method wrapped with a least mass, or with a new one. Raises MethodError."""
+    """The method wrapped with a least mass, or with a new one."""
     from tamis.select.metered import Metered
 
-    try:
-        if getattr(method, "has_floor", False):
-            return dataclasses.replace(cast(Any, method), mass=min_mass)
-        return Metered(method, mass=min_mass)
-    except ValueError:
-        raise MethodError(f"min_mass is {min_mass}, expected 0 to 1") from None
+    if getattr(method, "has_floor", False):
+        return dataclasses.replace(cast(Any, method), mass=min_mass)
+    return Metered(method, mass=min_mass)
 
 
 def _serving(given: str | Selector, role: str) -> Selector:

@@ -17,6 +17,7 @@ from tiny_models import TinySpec, write_tiny_model
 import tamis
 from tamis import Engine, Llama, NumpySelector
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
+from tamis.engine.batch import Batch
 from tamis.fetch.registry import KNOWN, ModelError
 
 # Those whose packages are typed, or that need none.
@@ -89,6 +90,11 @@ def test_calls_after_close_are_errors(model):
     ("call", "said"),
     [
         (lambda e, s: s.prefill("hello"), "ids is the text 'hello', expected token ids: encode"),
+        (
+            lambda e, s: Batch(e).step({s: "a"}),
+            "tokens has 'a', expected a token id for each session",
+        ),
+        (lambda e, s: Batch(e).step({5: 1}), "tokens has 5, expected a token id for each session"),
         (lambda e, s: e.session(n_ctx="4096"), "n_ctx is '4096', expected a whole number"),
         (lambda e, s: e.encode_chat("hello"), "messages is 'hello', expected a list"),
         (lambda e, s: e.encode_chat(["hello"]), 'write [{"role": "user"'),
@@ -113,6 +119,23 @@ def test_wrong_types_are_reported_with_what_to_write(model, call, said):
         with pytest.raises(TypeError) as found:
             call(engine, session)
         assert said in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"min_mass": 7}, "min_mass is 7, expected a number from 0 to 1"),
+        ({"audit": -1}, "audit is -1, expected 0 .none. or more: every how manyth step"),
+        (
+            {"kv_ram": 1 << 28, "kv_dir": "/", "kv_unit": 3},
+            "kv_unit is 3, expected one of 1, 16, 64",
+        ),
+        ({"attn": "nosuch"}, "attention method 'nosuch' is not known; attn takes auto, bigbird"),
+    ],
+)
+def test_wrong_values_of_a_session_are_reported_with_what_is_expected(model, options, said):
+    with Engine.load(model, n_threads=1) as engine, pytest.raises(ValueError, match=said):
+        engine.session(n_ctx=64, **options)
 
 
 def test_what_was_read_is_exported_as_arrays(model):

@@ -169,7 +169,7 @@ def test_a_floor_goes_round_a_method_whatever_it_is():
     assert parse_methods("auto", "dense", 0.8) == parse_methods("auto:mass=0.8", "dense")
     assert parse_methods("dense", "dense", 0.8) == parse_methods("dense", "dense")
     assert parse_method("metered(topk@0+lfps@1-3)").inner == parse_method("topk@0+lfps@1-3")
-    with pytest.raises(MethodError, match=r"min_mass is 1\.5, expected 0 to 1"):
+    with pytest.raises(MethodError, match=r"min_mass is 1\.5, expected a number from 0 to 1"):
         parse_methods("topk", "dense", 1.5)
     with pytest.raises(MethodError, match="serve all layers"):
         parse_method("auto@0-3")

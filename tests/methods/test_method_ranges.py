@@ -14,6 +14,7 @@ from tamis.model.placement import on_one_device
 from tamis.model.repack import Copies, Filling
 from tamis.select.base import DECODE, MAX_NUMBER
 from tamis.select.notation import methods, needs_inner, parse_method
+from tamis.select.tactic import Tactic
 from tamis.select.window import Window
 
 NUMBERS = [-(1 << 62), -1, 0, 1, 3, 4095, 4096, MAX_NUMBER, MAX_NUMBER + 1, 1 << 32, 1 << 62]
@@ -79,3 +80,17 @@ def test_a_segment_beyond_the_context_is_the_context(engine):
         engine[0].session(512, 64)._stages[0].state.shape
     )
     assert state._segment == 512
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"P": "x"}, "P is 'x', expected a number"),
+        ({"c": 1.5}, "c is 1.5, expected a whole number"),
+        ({"rows": 3}, "rows is 3, expected a text"),
+        ({"sample": True}, "sample is True, expected a whole number"),
+    ],
+)
+def test_a_parameter_of_another_type_is_an_error(wrong, told):
+    with pytest.raises(ValueError, match=told):
+        Tactic(**wrong)

@@ -356,7 +356,7 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     )
     kv.add_argument(
         "--rope-scale",
-        type=number,
+        type=float,
         metavar="N",
         help="factor of --rope-scaling, at least 1 (default: 1)",
     )
