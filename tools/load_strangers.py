@@ -173,7 +173,9 @@ class Strangers:
         status, reply = self._post(path, body)
         if status == 429:
             return "busy"
-        right = status == 200 if path == "/extract" else 400 <= status < 500
+        # what is not "content" is nothing to tokenize, and no error, as in llama.cpp
+        empty = reply == {"tokens": []} if path == "/tokenize" else path == "/extract"
+        right = status == 200 if empty else 400 <= status < 500
         return None if right else f"{path}: status {status}: {str(reply)[:200]}"
 
     def _spaces(self, turn: int) -> str | None:

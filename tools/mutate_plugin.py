@@ -30,6 +30,7 @@ import pytest
 MEMORY = 8 << 30  # bytes that a process with a fault may allocate
 # the limit by the clock is this many times that in processor seconds, as others use the machine
 WAIT = 3
+CLOCK = time.monotonic  # of tests that were run: they may replace the module's
 REPEATS = 1000  # lines of a code object, none of them new, after which it is traced no more
 OPTIONS = ("-n", "0", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider")
 OTHERS = ("formats", "jit_kernels", "bindings", "tools")  # of tamis, beside runner
@@ -131,12 +132,12 @@ class Record:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Assign lines of a call to the test."""
         self._tracer.clear()
-        start = time.monotonic()
+        start = CLOCK()
         yield
         lines = {source: set(found) for source, found in self._tracer.lines.items()}
         for source, found in self._before.items():
             lines.setdefault(source, set()).update(found)
-        self.tests[item.nodeid] = (time.monotonic() - start, lines)
+        self.tests[item.nodeid] = (CLOCK() - start, lines)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure: a test that fails without a fault proves nothing."""

@@ -11,7 +11,7 @@ from tamis.text.calls.format import Argument, ToolFormat
 from tamis.text.calls.json_stream import MAX_DEPTH, ObjectReader
 from tamis.text.calls.readers import trimmed
 from tamis.text.calls.values import Place, Tools, object_text
-from tamis.text.chat_format import ChatFormat
+from tamis.text.chat_format import ChatFormat, _joined
 from tamis.text.chat_template import ChatTemplate
 from tamis.text.longest_match import unescaped
 from tamis.text.tagged_text import UserText, unveil, veil
@@ -541,3 +541,34 @@ def test_marks_of_thoughts_are_those_that_a_template_writes(before, after, think
     if think and think[1] == "</think>":
         bare = source.replace(before, "")
         assert ChatFormat.of(ChatTemplate(bare)).think == think
+
+
+def test_results_of_tools_go_into_the_message_that_called_them():
+    """Calls wherever they are; a result without a call keeps its own name."""
+
+    def asked(text):
+        return {"role": "user", "content": text}
+
+    def said(text):
+        return {"role": "assistant", "content": text}
+
+    def result(content, name=""):
+        return {"role": "tool", "content": content, "tool_call_id": name}
+
+    one, two = ([{"function": {"name": name}}] for name in ("f", "g"))
+    calling = {"role": "assistant", "content": "wait"}
+    given = [
+        asked("1"), said("yes"), asked("2"),
+        calling | {"tool_calls": one}, result('{"a": 1}'), result("plain", "id"), said("it is 1"),
+        asked("3"), calling | {"tool_calls": two}, asked("4"),
+        calling | {"tool_calls": two}, result("5"), calling | {"tool_calls": one}, said("last"),
+    ]  # fmt: skip
+    results = [{"name": "f", "response": {"a": 1}}, {"name": "id", "response": "plain"}]
+    assert _joined([dict(message) for message in given]) == [
+        asked("1"), said("yes"), asked("2"),
+        {"role": "assistant", "tool_calls": one, "tool_responses": results, "content": "it is 1"},
+        asked("3"), {"role": "assistant", "tool_calls": two}, asked("4"),
+        {"role": "assistant", "tool_calls": two,
+         "tool_responses": [{"name": "g", "response": 5}]},
+        {"role": "assistant", "tool_calls": one, "content": "last"},
+    ]  # fmt: skip
