@@ -55,8 +55,8 @@ LEFT_OUT = {
     "test_basic.py::test_no_ui": "without its page tamis answers / by a line of text, which "
     "clients of Ollama ask for",
     "test_security.py::*with_tools_enabled*": "tools that llama.cpp's server runs itself",
-    "test_sleep.py": "unloading an idle model with its server: `tamis serve` without -m does that",
-    "test_metrics.py::*sleep*": "unloading an idle model with its server",
+    "test_sleep.py::*buckets*": "tokens are counted without the model, which stays asleep",
+    "test_sleep.py::*counting_wake*": "tokens are counted without the model, which stays asleep",
     "test_kv_keep_only_active.py": "marks in llama.cpp's log",
     "test_stream.py": "streams that are resumed",
     "test_compat_gcp.py": "Vertex AI's protocol",

@@ -1,12 +1,14 @@
-"""The server's side of `process`: a model runs in a process of its own, which may crash.
+"""The server's side of `process`: a model runs in a process of its own, which may crash or sleep.
 
 Then another one is started, and jobs restart: readers of their events are asked to drop what they
 have (Again), or end if that was already sent to a client. A job in which two processes have crashed
-is not given to a third.
+is not given to a third. A process that has been without jobs for a given time is ended; the next
+job starts another one.
 """
 
 import contextlib
 import json
+import math
 import os
 import queue
 import select
@@ -222,8 +224,12 @@ class Supervisor:
         log: Callable[[str], None] = lambda line: None,
         progress: Progress = lambda stage, done, total: None,
         step_seconds: float = STEP_SECONDS,
+        idle_seconds: float = math.inf,
     ) -> None:
-        """Start the process; n_owner: the number of clients that share the queue."""
+        """Start the process; n_owner: the number of clients that share the queue.
+
+        idle_seconds: the time without jobs after which the process sleeps: it is ended.
+        """
         self._start, self._log, self._progress = start, log, progress
         self.n_queue, self._n_owner, self._step_seconds = n_queue, n_owner, step_seconds
         self._changed = threading.Condition()
@@ -233,7 +239,8 @@ class Supervisor:
         self._own, self._before, self._now = Counts(), Counts(), Counts()
         self._process: Process | None = None
         self._writer: _Writer | None = None  # to a process that has loaded the model
-        self._heard = 0.0
+        self._idle_seconds, self._asleep = idle_seconds, False
+        self._heard = self._busy = 0.0  # the last sign of the process, the last moment with jobs
         self._failed: Exception | None = None
         self._stopping = False
         self.loaded: Loaded | None = None
@@ -268,8 +275,13 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether a process has loaded the model."""
-        return self._writer is not None
+        """Whether a process has loaded the model, or the next job starts one."""
+        return self._writer is not None or self._asleep
+
+    @property
+    def asleep(self) -> bool:
+        """Whether there is no process because there were no jobs."""
+        return self._asleep
 
     @property
     def failed(self) -> bool:
@@ -307,6 +319,7 @@ class Supervisor:
                 self._drop(jobs)
                 raise no_helper(str(error)) from None
             self._own.jobs += len(jobs)
+            self._changed.notify_all()
 
     def drop(self, jobs: Sequence[Job]) -> None:
         """Cancel jobs that nobody waits for any more."""
@@ -385,6 +398,9 @@ class Supervisor:
             except (LoadError, OSError, ValueError) as error:
                 self._fail(error)
             else:
+                if self._slept():
+                    delay = 0.0
+                    continue
                 self._recover(why)
                 if time.monotonic() - begin > STEADY_SECONDS:
                     delay = 0.0
@@ -394,6 +410,17 @@ class Supervisor:
                 if not self._stopping:
                     self._changed.wait(delay)
             delay = min(LONGEST_DELAY, 2 * delay or 1)
+
+    def _slept(self) -> bool:
+        """If the process has ended for want of jobs, wait for one; returns whether it had."""
+        with self._changed:
+            if not self._asleep:
+                return False
+            self._log("the model's process ended: it had no requests")
+            while not self._entries and not self._stopping:
+                self._changed.wait()
+            self._asleep = False
+            return True
 
     def _live(self) -> str:
         """Run a process from its start to its end; returns why it ended.
@@ -412,12 +439,16 @@ class Supervisor:
             hung = self._listen(process, frames)
         finally:
             with self._changed:
-                if self._writer is not None:
-                    self._writer.close()
-                self._process = self._writer = None
+                self._close_writer()
+                self._process = None
                 self._before, self._now = self._before + self._now.ended(), Counts()
             why = process.end()
         return hung or why
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
     def _load(self, process: Process, frames: Frames) -> bool:
         """Wait until a model is loaded; False if the process has ended. Raises LoadError."""
@@ -446,7 +477,7 @@ class Supervisor:
             if self._stopping:
                 return
             self._writer, self._failed = _Writer(process.channel), None
-            self._heard = time.monotonic()
+            self._heard = self._busy = time.monotonic()
             requests: dict[int, list[_Entry]] = {}
             for entry in self._entries.values():
                 requests.setdefault(entry.request, []).append(entry)
@@ -461,6 +492,10 @@ class Supervisor:
         while True:
             if not poll.poll(1000 * min(1, self._step_seconds)):
                 with self._changed:
+                    if self._is_idle():
+                        self._close_writer()  # later jobs wait for the next process
+                        self._asleep = True
+                        return ""
                     silent = time.monotonic() - self._heard if self._entries else 0
                 if silent > self._step_seconds:
                     return f"has not ended a step in {self._step_seconds:g} s"
@@ -475,6 +510,12 @@ class Supervisor:
             except (ValueError, TypeError, KeyError, IndexError):
                 return "has sent what it should not"
 
+    def _is_idle(self) -> bool:
+        """Whether the process has been without jobs for long enough to sleep."""
+        if self._entries:
+            self._busy = time.monotonic()
+        return time.monotonic() - self._busy > self._idle_seconds and not self._stopping
+
     def _deal(self, kind: Kind, data: bytes) -> None:
         """Handle events of jobs, in the order in which the process sent them."""
         if kind is not Kind.EVENTS:
@@ -482,7 +523,7 @@ class Supervisor:
         records, counts, slots = json.loads(data)
         found: list[tuple[Job, Event]] = []
         with self._changed:
-            self._heard = time.monotonic()
+            self._heard = self._busy = time.monotonic()
             self._now = Counts.of_told(counts)
             self.slots = [SlotState(*slot) for slot in slots]
             for number, n_answer, *record in records:

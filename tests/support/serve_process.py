@@ -33,7 +33,7 @@ class ServeProcess:
                 env=os.environ | (env or {}),
             )
         end = time.monotonic() + 60
-        while not (found := re.search(r"127\.0\.0\.1:(\d+):", self.log.read_text())):
+        while not (found := re.search(r"127\.0\.0\.1:(\d+)[:/]", self.log.read_text())):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -124,6 +124,7 @@ class Settings:
     loras: tuple[tuple[str, float], ...] = ()  # files of LoRA adapters, and their initial scales
     aliases: tuple[str, ...] = ()  # all names of the model that lists show
     tags: tuple[str, ...] = ()  # words about it that lists show
+    prefix: str = ""  # of all paths
 
 
 class Server:

@@ -25,7 +25,6 @@ IDLE_SECONDS = 30  # the time for which a connection is kept that has only asked
 MOST_HEAD, MOST_KEPT, MOST_WAITING = 4096, 256, 512
 HEALTH = ("/health", "/v1/health")
 HANDED = b"c"  # a byte sent with each connection
-_STARTS = tuple(f"{method} {path} ".encode() for method in ("GET", "HEAD") for path in HEALTH)
 # Requests that the server itself must answer: only it can judge their headers and bodies.
 _OTHERS = {b"origin", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
 _BODY = b'{"status":"ok"}'
@@ -36,13 +35,14 @@ FULL = (
 
 
 class Config(NamedTuple):
-    """The configuration of the process: descriptors, the server's process id, its host names."""
+    """The configuration of the process: descriptors, the server's process id, its names."""
 
     listeners: list[int]
     control: int  # a socket over which connections are handed over
     signals: int  # the socket that the server's signal handler writes to
     server: int
     hosts: list[str]
+    prefix: str = ""  # of the server's paths
 
 
 class Asked(NamedTuple):
@@ -53,13 +53,21 @@ class Asked(NamedTuple):
     keeps: bool  # the connection
 
 
-def judge(data: bytes, hosts: frozenset[bytes]) -> Asked | bool:
+def starts_of(prefix: str) -> tuple[bytes, ...]:
+    """The first bytes of requests for /health below a prefix."""
+    return tuple(f"{way} {prefix}{path} ".encode() for way in ("GET", "HEAD") for path in HEALTH)
+
+
+def judge(
+    data: bytes, hosts: frozenset[bytes], starts: tuple[bytes, ...] = starts_of("")
+) -> Asked | bool:
     """Judge the first bytes of a connection: a plain request for /health, or something else.
 
-    Returns the request; False for any other; True if more bytes may make it one.
+    Returns the request; False for any other; True if more bytes may make it one. starts: see
+    `starts_of`.
     """
-    if not data.startswith(_STARTS):
-        return any(start.startswith(data) for start in _STARTS)
+    if not data.startswith(starts):
+        return any(start.startswith(data) for start in starts)
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return len(data) < MOST_HEAD
@@ -100,6 +108,7 @@ class Front:
     def __init__(self, config: Config) -> None:
         self._server = config.server
         self._hosts = frozenset(name.encode() for name in config.hosts)
+        self._starts = starts_of(config.prefix)
         self._listeners = [socket.socket(fileno=number) for number in config.listeners]
         self._control = socket.socket(fileno=config.control)
         self._signals = socket.socket(fileno=config.signals)
@@ -197,7 +206,7 @@ class Front:
         if not data:
             self._close(connection)
             return
-        found = judge(data, self._hosts)
+        found = judge(data, self._hosts, self._starts)
         if isinstance(found, Asked):
             self._answer(connection, found)
         elif not found:

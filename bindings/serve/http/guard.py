@@ -194,6 +194,25 @@ class Guard:
             return False
 
 
+class Prefix:
+    """ASGI middleware that serves an application below a path; all other paths are status 404."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        """Make it; prefix: "" or a path without a slash at its end."""
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on without the prefix, or refuse it."""
+        if scope["type"] == "http" and self._prefix:
+            path = scope["path"]
+            if not f"{path}/".startswith(f"{self._prefix}/"):
+                error = ApiError(404, f"this server's paths begin with {self._prefix}")
+                await _refuse(error, path, send)
+                return
+            scope = {**scope, "path": path.removeprefix(self._prefix) or "/"}
+        await self._app(scope, receive, send)
+
+
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
     """Whether a request is a browser's preflight."""
     return scope["method"] == "OPTIONS" and "access-control-request-method" in headers

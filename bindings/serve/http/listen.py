@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import ssl
+import stat
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -49,6 +52,15 @@ class Connections:
     stall_seconds: float = 60  # the time for which a client may leave sent bytes unread
 
 
+@dataclass(frozen=True)
+class Address:
+    """How a server is reached beside its hosts and port."""
+
+    names: Sequence[str] = LOCAL  # host names of the server
+    tls: ssl.SSLContext | None = None  # certificate and key of all addresses but Unix sockets
+    prefix: str = ""  # of the paths that the server answers
+
+
 def serve(
     server: Served,
     host: str,
@@ -57,22 +69,25 @@ def serve(
     connections: Connections,
     ready: Callable[[str], None],
     log: Log,
-    names: Sequence[str] = LOCAL,
+    address: Address = Address(),
 ) -> None:
     """Serve until a signal arrives; replies in progress then end with an error within 2 seconds.
 
-    host: one address, or several with commas between, which share the port. ready(url) is called
-    once connections are accepted; url is that of the first address. names: host names of the
-    server. To be called in the main thread; even if the loop is blocked, the process ends within 2
-    seconds of a signal. Raises OSError if an address is in use.
+    host: one address, or several with commas between, which share the port; or paths of Unix
+    sockets (see `is_path`), which only this user may use. ready(url) is called once connections are
+    accepted; url is that of the first address. To be called in the main thread; even if the loop is
+    blocked, the process ends within 2 seconds of a signal. Raises OSError if an address is in use.
     """
     with contextlib.ExitStack() as open_ones:
         listeners: list[socket.socket] = []
         for each in hosts_of(host):
+            if is_path(each):
+                listeners.append(open_ones.enter_context(_unix_listener(Path(each))))
+                continue
             listeners.append(open_ones.enter_context(_listener(each, port)))
-            port = listeners[0].getsockname()[1]
-        first = hosts_of(host)[0]
-        url = f"http://{f'[{first}]' if ':' in first else first}:{port}"
+            port = listeners[-1].getsockname()[1]
+        tls = address.tls
+        url = _url(hosts_of(host)[0], port, address.prefix, "http" if tls is None else "https")
         config = uvicorn.Config(
             server.app,
             http="h11",
@@ -86,7 +101,8 @@ def serve(
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=GRACE,
         )
-        inner = _Uvicorn(config, _Gate(connections, log), names)
+        taken = FrontProcess(address.names if tls is None else (), address.prefix)
+        inner = _Uvicorn(config, _Gate(connections, log), taken, tls)
         try:
             with _signalled(inner, server) as begun:
                 try:
@@ -101,6 +117,55 @@ def serve(
 def hosts_of(text: str) -> list[str]:
     """The addresses of an argument: one, or several with commas between."""
     return [host.strip() for host in text.split(",")]
+
+
+def is_path(host: str) -> bool:
+    """Whether an address is the path of a Unix socket: it has a slash, or ends with .sock."""
+    return "/" in host or host.endswith(".sock")
+
+
+def _url(host: str, port: int, prefix: str, scheme: str) -> str:
+    if is_path(host):
+        return f"the socket {host}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
+
+
+@contextlib.contextmanager
+def _unix_listener(path: Path) -> Iterator[socket.socket]:
+    """A Unix socket that only this user may connect to; its file is removed at the end.
+
+    A socket's file that no process listens on, as a crash leaves it, is replaced. Raises OSError.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        _remove_unused(path)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        finally:
+            os.umask(before)
+        own = path.stat()
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.stat(), own):
+                    path.unlink()
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a socket's file that no process listens on."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return  # bind says that the address is in use
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.connect(str(path))
+    except ConnectionRefusedError:
+        path.unlink()
+    except OSError:
+        return
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -125,7 +190,7 @@ class _Gate:
         self._total = min(limits.total, max(8, (soft - RESERVED) // 2))
         if self._total < limits.total:
             log(f"{soft} descriptors are allowed: at most {self._total} connections at once")
-        self._open: dict[_Connection, str] = {}
+        self._open: dict[_Connection | _Handshake, str] = {}
         self._by_address: Counter[str] = Counter()
         self._logged = -float(LOG_SECONDS)
 
@@ -150,11 +215,11 @@ class _Gate:
         self.remove(oldest)
         return True
 
-    def add(self, connection: "_Connection", address: str) -> None:
+    def add(self, connection: "_Connection | _Handshake", address: str) -> None:
         self._open[connection] = address
         self._by_address[address] += 1
 
-    def remove(self, connection: "_Connection") -> None:
+    def remove(self, connection: "_Connection | _Handshake") -> None:
         address = self._open.pop(connection, None)
         if address is not None:
             self._by_address[address] -= 1
@@ -176,8 +241,8 @@ class _Gate:
 class FrontProcess:
     """The server's side of `front`: one process at a time, restarted if it ends."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = [name.lower() for name in names]
+    def __init__(self, names: Sequence[str], prefix: str = "") -> None:
+        self._names, self._prefix = [name.lower() for name in names], prefix
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         # Signal handlers write to the same socket, whichever process reads it.
@@ -196,7 +261,8 @@ class FrontProcess:
         ours.setblocking(False)
         numbers = [each.fileno() for each in listeners]
         config = front.Config(
-            numbers, theirs.fileno(), self._told.fileno(), os.getpid(), self._names
+            *(numbers, theirs.fileno(), self._told.fileno(), os.getpid()),
+            *(self._names, self._prefix),
         )
         command = [sys.executable, "-P", "-m", "tamis.bindings.serve.http.front"]
         with theirs:
@@ -239,7 +305,7 @@ class FrontProcess:
             connection = socket.socket(fileno=numbers[0])
             connection.setblocking(False)
             try:
-                return connection, connection.getpeername()[0]
+                return connection, _address(connection)
             except OSError:  # its client has disconnected already
                 connection.close()
 
@@ -260,6 +326,12 @@ class FrontProcess:
         self._process = self._control = None
 
 
+def _address(connection: socket.socket) -> str:
+    """The address of a client, "" for one of a Unix socket. Raises OSError."""
+    name = connection.getpeername()
+    return "" if connection.family == socket.AF_UNIX else str(name[0])
+
+
 async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
     """Wait until a socket is readable, or closed."""
     there = asyncio.Event()
@@ -268,6 +340,13 @@ async def _readable(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> 
         await there.wait()
     finally:
         loop.remove_reader(channel)
+
+
+class _Handshake:
+    """A connection whose TLS handshake is in progress: it counts, and is not idle."""
+
+    def __init__(self, transport: Any = None) -> None:
+        self.transport, self.idle, self.since = transport, False, time.monotonic()
 
 
 class _Parser(h11.Connection):
@@ -363,11 +442,18 @@ class _Uvicorn(uvicorn.Server):
     Uvicorn's would raise signals again at its end.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: _Gate, names: Sequence[str] = LOCAL) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gate: _Gate,
+        taken: FrontProcess | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__(config)
-        self._gate = gate
+        self._gate, self._tls = gate, tls
         self._accepting: set[asyncio.Task[None]] = set()
-        self.front = FrontProcess(names)
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self.front = taken or FrontProcess(LOCAL)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -380,7 +466,7 @@ class _Uvicorn(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in self._accepting:
+        for task in (*self._accepting, *self._handshakes):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -410,22 +496,50 @@ class _Uvicorn(uvicorn.Server):
 
     async def _take(self, connection: socket.socket, address: str) -> None:
         """Serve a connection, or refuse it if there are too many."""
+        is_path = connection.family == socket.AF_UNIX
+        tls = None if is_path else self._tls
         if not self._gate.admits(address):
             with contextlib.suppress(OSError):
-                connection.send(front.FULL)
+                if tls is None:
+                    connection.send(front.FULL)
             connection.close()
             await asyncio.sleep(0)
             return
-        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.connect_accepted_socket(partial(self._protocol, address), connection)
+            if not is_path:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is None:
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(partial(self._protocol, address), connection)
+                return
+            # Other connections do not wait for a client's handshake.
+            task = asyncio.create_task(self._encrypt(connection, address, tls))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _encrypt(self, connection: socket.socket, address: str, tls: ssl.SSLContext) -> None:
+        """Serve a connection over TLS; a client that fails the handshake is dropped."""
+        handshake, loop = _Handshake(), asyncio.get_running_loop()
+        self._gate.add(handshake, address)
+
+        def protocol() -> _Connection:
+            self._gate.remove(handshake)
+            return self._protocol(address)
+
+        with contextlib.suppress(OSError):
+            await loop.connect_accepted_socket(
+                protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=self._gate.limits.header_seconds,
+            )
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, (address, *_) = await loop.sock_accept(listener)
+                connection, _ = await loop.sock_accept(listener)
+                address = _address(connection)
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._gate.exhausted(error)

@@ -138,7 +138,7 @@ async def _props(server: Server, request: Request) -> Response:
             "bos_token": _token(server, server.text.vocab.bos),
             "eos_token": _token(server, server.text.vocab.eos),
             "build_info": server.about.fingerprint,
-            "is_sleeping": False,
+            "is_sleeping": server.worker.asleep,
         }
     )
 

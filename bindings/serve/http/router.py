@@ -39,7 +39,7 @@ from tamis.bindings.serve.http.app import (
     same_model,
     unless_gone,
 )
-from tamis.bindings.serve.http.guard import Guard, Log
+from tamis.bindings.serve.http.guard import Guard, Log, Prefix
 from tamis.bindings.serve.http.json_reply import JsonReply
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
@@ -76,7 +76,10 @@ class Router:
         self._routes_of_all = self._routes()
         self.app = Starlette(
             routes=self._routes_of_all,
-            middleware=[Middleware(Guard, access=settings.access, log=log, starts=self._starts)],
+            middleware=[
+                Middleware(Prefix, prefix=settings.prefix),
+                Middleware(Guard, access=settings.access, log=log, starts=self._starts),
+            ],
             exception_handlers={ApiError: on_error, HTTPException: on_error, Exception: on_error},
         )
 

@@ -27,17 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     common.add_model_arguments(parser, shared=True)
     common.add_context_arguments(parser)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on, or several separated by commas (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--port",
-        type=common.port,
-        default=8080,
-        help="TCP port; 0: any free port (default: %(default)s)",
-    )
+    _add_reached(parser)
     parser.add_argument(
         "--parallel",
         type=common.count,
@@ -102,6 +92,14 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
     """Add the flags of how long models stay loaded, and how many."""
+    parser.add_argument(
+        "--sleep-idle-seconds",
+        type=_idle_seconds,
+        default=math.inf,
+        metavar="SECONDS",
+        help="with -m: seconds without a request after which the model's memory is freed, that of "
+        "slots and --cache-ram included; the next request loads it again; -1: never (default: -1)",
+    )
     parser.add_argument(
         "--keep-alive",
         type=_keep_alive,
@@ -191,6 +189,42 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         "such as https://chat.example or app://obsidian.md. localhost: every page of this "
         "machine; *: every page, which requires an API key (default: only this server's own "
         "page)",
+    )
+
+
+def _add_reached(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of addresses, TLS, and the path before all others."""
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on, or several separated by commas; one with a slash, or that ends "
+        "with .sock, is the path of a Unix socket, which this user alone may use (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--port",
+        type=common.port,
+        default=8080,
+        help="TCP port; 0: any free port (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ssl-cert-file",
+        metavar="FILE",
+        help="PEM file with the certificate for TLS, and those that vouch for it: replies are "
+        "encrypted (default: no TLS)",
+    )
+    parser.add_argument(
+        "--ssl-key-file",
+        metavar="FILE",
+        help="PEM file with the private key of --ssl-cert-file (default: none)",
+    )
+    parser.add_argument(
+        "--api-prefix",
+        type=_prefix,
+        default="",
+        metavar="PATH",
+        help="path, such as /llm, before all paths of the server, for a proxy that serves others "
+        "beside them (default: none)",
     )
 
 
@@ -342,6 +376,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install 'tamis[server]'") from error
     access = _access(arguments)
+    tls = _tls(arguments.ssl_cert_file, arguments.ssl_key_file)
     settings = _settings(arguments, access)
     source = Source(arguments, settings)
     keep = math.inf if source.only is not None else arguments.keep_alive
@@ -378,7 +413,7 @@ def run(arguments: argparse.Namespace) -> int:
         connections=connections,
         ready=ready,
         log=_log,
-        names=access.hosts,
+        address=listen.Address(access.hosts, tls, arguments.api_prefix),
     )
     return 0
 
@@ -420,6 +455,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
         loras=common.adapter_files(arguments).loras,
         aliases=arguments.alias or (),
         tags=arguments.tags,
+        prefix=arguments.api_prefix,
     )
 
 
@@ -458,6 +494,10 @@ class Source:
                 state = path.stat()
                 name = arguments.alias[0] if arguments.alias else path.stem
                 self.only = Offer(name, str(path), state.st_size, state.st_mtime)
+        if arguments.model is None and arguments.sleep_idle_seconds < math.inf:
+            raise UsageError(
+                "--sleep-idle-seconds is of -m: without -m, --keep-alive unloads models"
+            )
         if self.only is None and arguments.alias is not None:
             raise UsageError("--alias is the name of one model: name that with -m")
 
@@ -509,6 +549,7 @@ class Source:
             log=_log,
             progress=self._progress or _silent,
             step_seconds=given.timeout_step,
+            idle_seconds=given.sleep_idle_seconds,
         )
 
     def text(self, offer: Any, n_ctx: int = 0) -> Any:
@@ -560,12 +601,53 @@ def _keep_alive(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _idle_seconds(text: str) -> float:
+    """The seconds of an argument, -1 for ever."""
+    if text == "-1":
+        return math.inf
+    return common.count(text)
+
+
 def _names(text: str) -> tuple[str, ...]:
     """Names separated by commas, without repetitions, sorted."""
     found = sorted({name.strip() for name in text.split(",")} - {""})
     if not found:
         raise argparse.ArgumentTypeError("expected a name")
     return tuple(found)
+
+
+def _prefix(text: str) -> str:
+    """A path of an argument, without slashes at its end; "" for / alone."""
+    path = text.rstrip("/")
+    if path and not re.fullmatch(r"(/[\w.~-]+)+", path, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no path such as /llm")
+    return path
+
+
+def _tls(cert: str | None, key: str | None) -> Any:
+    """The TLS context of a certificate and its key, None without them.
+
+    Raises UsageError, OSError.
+    """
+    import ssl
+
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise UsageError("TLS takes a certificate and its key: --ssl-cert-file and --ssl-key-file")
+    for path in (cert, key):
+        with Path(path).open("rb"):  # an error of load_cert_chain does not say which file
+            pass
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A function, as OpenSSL otherwise asks the terminal for the password of a key.
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(
+            f"{cert} and {key} are no certificate with its own unencrypted key in PEM ({reason})"
+        ) from None
+    return context
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
@@ -615,10 +697,10 @@ def _folder(path: str | None) -> Path | None:
 def _access(arguments: argparse.Namespace) -> Any:
     """The host names and keys. Raises UsageError for a public address without a key."""
     from tamis.bindings.serve.http.guard import ANY, LOCAL, Access, is_local
-    from tamis.bindings.serve.http.listen import hosts_of
+    from tamis.bindings.serve.http.listen import hosts_of, is_path
 
     key = _keys(arguments.api_key, arguments.api_key_file)
-    hosts = hosts_of(arguments.host)
+    hosts = [host for host in hosts_of(arguments.host) if not is_path(host)]
     if not all(name.strip() for name in arguments.allow_host):
         raise UsageError("--allow-host is empty, expected a name")
     if not all(map(is_local, hosts)) and not key:

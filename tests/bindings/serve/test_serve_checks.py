@@ -934,11 +934,9 @@ def served(monkeypatch, work):
         threads[0].start()
 
     threads = []
-    names = ("127.0.0.1", "Localhost")
-    limits = listen.Connections()
-    listen.serve(
-        program, "127.0.0.1", 0, connections=limits, ready=ready, log=lines.append, names=names
-    )
+    how = {"connections": listen.Connections(), "ready": ready, "log": lines.append}
+    names = listen.Address(("127.0.0.1", "Localhost"))
+    listen.serve(program, "127.0.0.1", 0, address=names, **how)
     threads[0].join(10)
     if failed:
         raise failed[0]

@@ -180,3 +180,39 @@ def test_no_process_is_left_behind(path, tmp_path):
             assert code == (0 if number == signal.SIGTERM else -number)
             until(lambda: not os.path.exists(f"/proc/{pid}"), 5)  # noqa: B023
             thread.join(10)
+
+
+@pytest.mark.slow  # 8 s: it sleeps after one, and starts twice
+def test_a_model_without_requests_sleeps_and_the_next_one_wakes_it(path, tmp_path):
+    cache = "--cache-dir", str(tmp_path / "c")
+    flags = "-c", "512", "--sleep-idle-seconds", "1", "--metrics", *cache
+    with ServeProcess(path, tmp_path, *flags) as server:
+
+        def sleeps():
+            return json.loads(server.get("/props")[1])["is_sleeping"]
+
+        first = server.post(asked(0, max_tokens=90, ignore_eos=True), TEXT)[1]
+        assert not sleeps()
+        until(sleeps)
+        assert "tamis.bindings.serve.process" not in server.children()
+        assert server.get("/ready")[0] == 200
+        counted = server.get("/metrics")[1]
+        assert b"tamis_answer_tokens_total 90" in counted, counted
+        assert sleeps()
+        found = {}
+        threads = [
+            threading.Thread(
+                target=lambda i=i: found.update({i: server.post(asked(0, ignore_eos=True), TEXT)})
+            )
+            for i in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [found[i][0] for i in range(3)] == [200] * 3
+        text = first["choices"][0]["text"]
+        assert all(found[i][1]["choices"][0]["text"].startswith(text) for i in range(3))
+        assert not sleeps()
+        # what was read before is in files
+        assert found[0][1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

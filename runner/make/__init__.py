@@ -1,1 +1,0 @@
-"""Making of GGUF files from GGUF files: split, merged, edited, quantized."""
