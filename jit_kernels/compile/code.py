@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tamis.jit_kernels.compile.shipped import shipped
 from tamis.jit_kernels.compile.store import (
-    COMPILE,
     can_compile,
     open_folder,
     read_object,
+    remedy,
     user_folder,
 )
 from tamis.jit_kernels.compile.workers import Command, CompileError, Progress, compile_specs
@@ -82,7 +82,7 @@ class KernelCode:
             first = min(spec.symbol for spec in specs)  # specs come from a set, in any order
             raise CompileError(
                 f"kernel {first}{more} is not among those that come with tamis for "
-                f"{self._level.name}: {COMPILE} compiles what this model and attn need"
+                f"{self._level.name}: {remedy()}"
             )
         module, environment = compiler_of(self._kind)
         command = Command(self._folder, module, self._level.name, environment)

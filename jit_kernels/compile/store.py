@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ SOURCES = Path(__file__).parents[1]  # jit_kernels
 FORMATS = SOURCES.with_name("formats")
 # Sources of kernels in addition to the folders of their kind: tables of the file formats.
 _TABLES = ("codebook_tables.py", "codebooks.py", "dequant.py", "ggml_types.py")
-COMPILE = "pip install 'tamis[compile]'"
 
 
 class KernelStoreError(RuntimeError):
@@ -74,8 +74,20 @@ def versions() -> str:
     return " ".join([*made_by, f"python {platform.python_version()}"])
 
 
+def remedy() -> str:
+    """What to do about a kernel that is not there, where nothing compiles it."""
+    if getattr(sys, "frozen", False):
+        return "run the program once with this model and method before it is frozen"
+    return "pip install 'tamis[compile]' compiles what this model and attn need"
+
+
 def can_compile(kind: str) -> bool:
-    """Whether there is a compiler for kernels of a kind, "cpu" or "cuda"; it is not imported."""
+    """Whether there is a compiler for kernels of a kind, "cpu" or "cuda"; it is not imported.
+
+    A program that PyInstaller has frozen has none: compilers run in processes of Python.
+    """
+    if getattr(sys, "frozen", False):
+        return False
     return bool(find_spec({"cpu": "numba", "cuda": "numba_cuda"}[kind]))
 
 
@@ -83,7 +95,7 @@ def _version_file(package: str) -> str:
     """The text that names a package's version: importing importlib.metadata takes 30 ms."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise KernelStoreError(f"no package {package}, which compiles kernels: {COMPILE}")
+        raise KernelStoreError(f"no package {package}, which compiles kernels: {remedy()}")
     return Path(spec.origin).with_name("_version.py").read_text()
 
 

@@ -24,6 +24,7 @@ KNOWN = {
     "runner/sampling/grammar.py:subprocess.run": "-P, and / as working directory",
     "jit_kernels/compile/workers.py:subprocess.Popen": "-P, and a private working directory",
     "runner/fetch/packages.py:subprocess.Popen": "-P, and a working directory of its own",
+    "tools/ask_evidence.py:subprocess.run": "man",
     "tools/build_binary.py:subprocess.run": "-P, or a compiler's tool",
     "tools/compare_llamacpp.py:multiprocessing.Pipe": "starts nothing",
     "tools/compare_llamacpp.py:multiprocessing.get_context": "PYTHONSAFEPATH",

@@ -57,7 +57,7 @@ tamis.cli.options
 tamis.cli.conversation  tamis.cli.measure
 tamis.cli.commands
 tamis.cli
-tamis.tools
+tamis.tools  tamis.__pyinstaller  tamis.__pyinstaller.rthooks
 """
 LAYERS = {
     package: number for number, line in enumerate(ORDER.splitlines()) for package in line.split()
