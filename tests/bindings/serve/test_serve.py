@@ -517,6 +517,7 @@ def test_metrics_have_llama_cpps_names_beside_our_own(client):
     assert took["prompt_tokens_cached_total"] == timings["cache_n"]
     assert (took["tokens_predicted_total"], took["requests_processing"]) == (5, 0)
     assert took["n_decode_total"] >= 5
+    assert 0 < took["prompt_seconds_total"] < 60
     assert took["tokens_predicted_seconds_total"] == pytest.approx(timings["predicted_ms"] / 1000)
     assert after["llamacpp:n_tokens_max"] >= 5
     assert after["llamacpp:n_busy_slots_per_decode"] >= 1

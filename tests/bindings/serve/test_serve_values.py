@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from request_bodies import BODIES, TOOL, VALUES, wrong
@@ -32,6 +33,21 @@ def test_a_right_body_is_read(path, name):
             read(name, texts, json.dumps(BODIES[name]).encode())
     else:
         read(name, texts, json.dumps(BODIES[name]).encode())
+
+
+def test_a_task_is_the_same_after_its_way_as_json(path):
+    texts, n_task = reader(path), 0
+    for name in sorted(BODIES.keys() - {"infill"}):
+        found = read(name, texts, json.dumps(BODIES[name] | {"n": 1}).encode())
+        if isinstance(found, Task):
+            n_task += 1
+            wanted = found.wanted and found.wanted._replace(grammar=None)
+            bare = found._replace(
+                sampling=replace(found.sampling, grammar=None), wanted=wanted,
+                masked=found.grammar is not None, about=dict(found.about),
+            )  # fmt: skip
+            assert from_json(to_json(found), len(texts.text.vocab)) == bare
+    assert n_task > 3
 
 
 @pytest.mark.parametrize("name", sorted(BODIES))
