@@ -85,9 +85,11 @@ SLOW_TESTS = {
 # Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
 # that notices a fault.
 ALL_CASES = (
-    "bindings/serve/test_guard.py", "bindings/serve/test_serve_checks.py",
-    "bindings/serve/test_serve_front_steps.py", "bindings/serve/test_serve_parts.py",
-    "bindings/serve/test_serve_requests.py", "bindings/serve/test_serve_slots.py",
+    "bindings/serve/test_guard.py", "bindings/serve/test_serve_anthropic.py",
+    "bindings/serve/test_serve_checks.py", "bindings/serve/test_serve_front_steps.py",
+    "bindings/serve/test_serve_llamacpp.py", "bindings/serve/test_serve_ollama.py",
+    "bindings/serve/test_serve_parts.py", "bindings/serve/test_serve_requests.py",
+    "bindings/serve/test_serve_responses.py", "bindings/serve/test_serve_slots.py",
     "bindings/serve/test_serve_taking.py", "cli/test_messages.py", "engine/test_adapter_values.py",
     "engine/test_context_flags.py", "engine/test_draft_steps.py", "engine/test_kept_prompts.py",
     "engine/test_private_files.py", "engine/test_private_ways.py", "engine/test_processors.py",
