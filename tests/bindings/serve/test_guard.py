@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import FrozenInstanceError
 
 import pytest
 
@@ -288,3 +289,8 @@ def test_a_refusal_has_its_headers_once():
 )
 def test_an_address_of_this_machine_alone(host, local):
     assert is_local(host) == local
+
+
+def test_rules_of_access_stay_as_they_were_checked():
+    with pytest.raises(FrozenInstanceError):
+        Access(key="secret").key = ""
