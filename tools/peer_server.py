@@ -38,7 +38,7 @@ _SETTINGS = {  # default fields of requests
 }
 _DROPPED = {  # with their number of values; they have no meaning for tamis, or it decides by itself
     "--slots": 0, "--offline": 0, "--cont-batching": 0, "--embedding": 0, "--swa-full": 0,
-    "--jinja": 0, "--no-jinja": 0, "--batch-size": 1, "--n-gpu-layers": 1, "-fa": 1,
+    "--jinja": 0, "--no-jinja": 0, "--n-gpu-layers": 1, "-fa": 1,
     "--cache-ram": 1, "--no-cache-idle-slots": 0, "--no-mmproj": 0,
     "--spec-type": 1, "--spec-draft-n-min": 1, "--backend_sampling": 0,
 }  # fmt: skip
@@ -67,6 +67,8 @@ def translated(words: list[str]) -> list[str]:
             fields[_SETTINGS[flag]] = next(rest)
         elif flag == "--model-draft":
             found += [flag, stand_in("", next(rest))]
+        elif flag == "--batch-size":  # no chunk of a prompt is longer
+            found += ["--ubatch", str(min(int(next(rest)), 512))]
         elif flag == "--verbose":
             fields["verbose"] = "true"
         elif flag == "--reasoning":

@@ -108,6 +108,10 @@ COUNTS = (
     # The suite's model begins a text with <s>, the stand-in with nothing.
     (r'(\["__verbose"\]\["prompt"\]) == "<s> (.*)$', r'\1.endswith("\2)'),
     (r'(res\.body\["prompt"\]) == "<s> " \+ prompt$', r"\1 == prompt"),
+    # The router's models, by the names of the stand-ins.
+    (r'"ggml-org/tinygemma3-GGUF:Q8_0"', '"gemma3-270m"'),
+    (r'"ggml-org/test-model-stories260K-infill:F32"', '"qwen2.5-coder-0.5b"'),
+    (r'"ggml-org/test-model-stories260K:F32"', '"smollm2"'),
     (r"download_file\(MODEL_DRAFT_FILE_URL\)$", r"MODEL_DRAFT_FILE_URL"),  # the server has it
 )
 

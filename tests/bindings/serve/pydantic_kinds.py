@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from pydantic_models import KINDS
 
 # What pydantic says of a decimal is a number or any text.
-HINTS = {"decimal": "decimal, as the number of a price"}
+HINTS = {"decimal": 'a price, {"field": 12.5}'}
 
 
 def answers(client: openai.OpenAI, kind: str, model: type[BaseModel]) -> dict[str, object]:
