@@ -60,6 +60,7 @@ class SlotState(NamedTuple):
     n_past: int = 0
     n_answer: int = 0
     n_prompt: int = 0
+    n_left: int = -1  # that the answer may have beyond those it has; -1: there is no answer
 
 
 class Again(NamedTuple):

@@ -125,7 +125,8 @@ class _Slot:
         """The current state."""
         job = self.job
         n_answer, n_prompt = (0, 0) if job is None else (job.n_answer, len(job.prompt))
-        return SlotState(job is not None, self.session.n_past, n_answer, n_prompt)
+        n_left = job.request.max_tokens - n_answer if isinstance(job, Completion) else -1
+        return SlotState(job is not None, self.session.n_past, n_answer, n_prompt, n_left)
 
     def release(self) -> None:
         """Free the slot; a prompt that was being read is dropped."""

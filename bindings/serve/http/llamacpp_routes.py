@@ -168,7 +168,9 @@ def _token(server: Server, i: int | None) -> str:
 
 async def _slots(server: Server, request: Request) -> Response:
     if not server.settings.slots:
-        raise ApiError(501, "this server shows no slots: start it with --slots", code="unsupported")
+        raise ApiError(
+            501, "this server shows no slots: start it without --no-slots", code="unsupported"
+        )
     found = [
         {
             "id": i,
@@ -177,7 +179,7 @@ async def _slots(server: Server, request: Request) -> Response:
             "is_processing": slot.busy,
             "n_past": slot.n_past,
             "n_prompt_tokens": slot.n_prompt,
-            "next_token": [{"n_decoded": slot.n_answer}],
+            "next_token": [{"n_decoded": slot.n_answer, "n_remain": slot.n_left}],
         }
         for i, slot in enumerate(server.worker.slots or [SlotState()] * server.n_slots)
     ]

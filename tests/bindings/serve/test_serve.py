@@ -587,6 +587,7 @@ def test_a_cancelled_job_frees_its_slot_and_leaves_no_trace(engine, worker):
             long.emit = lambda event: (begun.set(), go_on.wait(60))
             worker.submit([long])
             assert begun.wait(60)  # its prompt is being read
+            assert sorted(slot.n_left for slot in worker.slots()) == [-1, 40]
             long.cancelled = True
             go_on.set()
         each, found = job(engine, range(7, 80), 16)

@@ -39,7 +39,9 @@ def test_a_prompt_that_is_only_read_leaves_its_slot_free(client):
     for _ in range(len(client.get("/slots").json()) + 1):
         found = client.post("/completion", json=ASKED | {"n_predict": 0}).json()
         assert (found["content"], found["timings"]["predicted_n"]) == ("", 0)
-        assert not any(slot["is_processing"] for slot in client.get("/slots").json())
+        slots = client.get("/slots").json()
+        assert not any(slot["is_processing"] for slot in slots)
+        assert {slot["next_token"][0]["n_remain"] for slot in slots} == {-1}
 
 
 def test_a_completion_and_its_stream_say_the_same(client):

@@ -16,7 +16,7 @@ from tamis.bindings.serve.jobs import Kept, SlotState
 from tamis.bindings.serve.replies import About
 from tamis.bindings.serve.tasks import Inputs
 
-IDLE, BUSY = SlotState(), SlotState(True, 7, 3, 4)
+IDLE, BUSY = SlotState(), SlotState(True, 7, 3, 4, 5)
 
 
 class Vocab:
@@ -214,11 +214,11 @@ def test_slots_are_shown_where_that_is_allowed(client, server):
     first, second = client.get("/slots").json()
     assert first == {
         "id": 0, "n_ctx": 512, "speculative": False, "is_processing": False, "n_past": 0,
-        "n_prompt_tokens": 0, "next_token": [{"n_decoded": 0}],
+        "n_prompt_tokens": 0, "next_token": [{"n_decoded": 0, "n_remain": -1}],
     }  # fmt: skip
     assert second == {
         "id": 1, "n_ctx": 512, "speculative": False, "is_processing": True, "n_past": 7,
-        "n_prompt_tokens": 4, "next_token": [{"n_decoded": 3}],
+        "n_prompt_tokens": 4, "next_token": [{"n_decoded": 3, "n_remain": 5}],
     }  # fmt: skip
     server.worker.slots = []
     assert [each["is_processing"] for each in client.get("/slots").json()] == [False, False]
