@@ -741,3 +741,21 @@ def test_ctrl_c_in_a_finalizer_is_not_lost():
     line = [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (130, "tamis: interrupted\n")
+
+
+def test_a_model_with_a_short_name_is_fetched_for_somebody_at_a_terminal(monkeypatch, tmp_path):
+    pulled = []
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    monkeypatch.setattr(models, "pull", lambda name, progress: pulled.append(name) or tmp_path)
+    for at_terminal in (False, True):
+        terminal = SimpleNamespace(isatty=lambda on=at_terminal: on, write=str, flush=str)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        if at_terminal:
+            common.model_file("qwen2.5-coder-0.5b", common.Progress())
+        else:
+            with pytest.raises(models.ModelError, match="run tamis pull"):
+                common.model_file("qwen2.5-coder-0.5b", common.Progress())
+        with pytest.raises(models.ModelError, match="did you mean"):
+            common.model_file("qwen2.5-coder-0.5", common.Progress())
+    assert pulled == ["qwen2.5-coder-0.5b"]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,10 +15,12 @@ from stand_in_engine import FakeEngine
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import main
+from tamis.cli.commands import chat as chats
 from tamis.cli.commands import completion, config
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common
 from tamis.cli.terminal import answer
+from tamis.fetch.registry import KNOWN, Installed
 from tamis.sampling.chain import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen
@@ -209,7 +212,8 @@ def test_a_damaged_conversation_is_refused_and_changes_nothing(chat, tmp_path, c
 def test_set_checks_names_types_and_ranges(chat, engine, capsys):
     for line in ("/set temp 0.25", "/set top_k 3", "/set ignore_eos on"):
         chat.handle(line)
-    wrong = ("/set nonsense 1", "/set temp", "/set temp x", "/set top_k 1.5", "/set top_p 7")
+    capsys.readouterr()
+    wrong = ("/set nonsense 1", "/set temp -3", "/set temp x", "/set top_k 1.5", "/set top_p 7")
     for line in (*wrong, "/set ignore_eos 7", "/set logit_bias 1"):
         chat.handle(line)
         assert capsys.readouterr().err.startswith("error: "), line
@@ -330,7 +334,8 @@ def test_an_answer_is_copied_by_the_terminal(chat, monkeypatch, capsys):
     assert capsys.readouterr().out == "\x1b]52;c;b25lIHR3byB0aHJlZQ==\x07"
 
 
-def test_settings_are_a_table(chat, capsys):
+def test_settings_are_a_table(chat, capsys, monkeypatch):
+    monkeypatch.setattr(repl, "columns", lambda: 200)
     chat.handle("/set temp 0.25")
     chat.handle("/set")
     rows = [line.split("|") for line in capsys.readouterr().err.splitlines()]
@@ -484,3 +489,84 @@ def test_the_recorded_chat_is_the_picture_in_the_readme(model_path, tmp_path, ro
     assert record_chat.form(shown) == record_chat.form(recorded), (
         "the picture shows another chat: python -m tamis.tools.record_chat docs/cast.svg"
     )
+
+
+def test_set_confirms_and_says_what_a_setting_does(chat, capsys):
+    said = {}
+    for line in (
+        "/set temp 0.25",
+        "/set temp",
+        "/set tmp 1",
+        "/set top_n_sigma -1",
+        "/set seed -2",
+    ):
+        chat.handle(line)
+        said[line] = capsys.readouterr().err
+    assert said["/set temp 0.25"] == "temp 0.25 (was 0.8)\n"
+    assert said["/set temp"].startswith("temp 0.25: temperature: divides the logits")
+    assert "tmp is no setting, did you mean temp?" in said["/set tmp 1"].replace("; ", ", ")
+    assert said["/set top_n_sigma -1"] == "top_n_sigma -1 (was -1)\n"
+    assert said["/set seed -2"] == "error: seed is -2, expected a whole number of at least -1\n"
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_table_of_settings_fits_the_terminal(chat, capsys, monkeypatch, width):
+    monkeypatch.setattr(repl, "columns", lambda: width)
+    chat.handle("/set")
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= width
+    assert ("divides the logits" in shown) == (width > 60)
+
+
+def test_an_address_is_no_file(chat, capsys):
+    chat.handle("/read https://example.org/a")
+    assert "https://example.org/a is an address, files are read: curl -L" in capsys.readouterr().err
+
+
+def test_what_is_typed_during_an_answer_is_not_shown_and_is_the_next_message(monkeypatch):
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "r+b", buffering=0) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with lines.without_echo():
+            os.write(leader, b"typed ahead\n")
+            assert not select.select([leader], [], [], 0.2)[0]
+        assert terminal.readline() == b"typed ahead\n"
+        os.write(leader, b"x")
+        assert os.read(leader, 1) == b"x"
+    os.close(leader)
+
+
+def test_an_answer_that_goes_round_in_a_circle_is_noticed():
+    def pieces(tokens):
+        return [SimpleNamespace(token_id=token) for token in tokens]
+
+    circle = [*range(100, 130), *[1, 2, 3, 4, 5] * 8]
+    assert "repeats itself" in answer.repetition(pieces(circle), 0)
+    assert answer.repetition(pieces(circle), 0.8) == ""
+    assert answer.repetition(pieces(range(200)), 0) == ""
+    assert answer.repetition(pieces([7] * 20), 0) == ""  # too short to tell
+
+
+@pytest.mark.parametrize(
+    ("free", "here", "named"),
+    [
+        (9e9, False, "qwen2.5-coder-1.5b (1117 MB)"),
+        (2e9, False, "qwen2.5-coder-0.5b (491 MB)"),
+        (5e8, False, ""),
+        (5e8, True, "qwen2.5-coder-0.5b (491 MB)"),
+    ],
+)
+def test_the_default_model_names_the_best_one_that_there_is_room_for(
+    monkeypatch, free, here, named
+):
+    small = KNOWN["qwen2.5-coder-0.5b"]
+    there = [Installed(small.name, Path(small.file), small.n_bytes)] if here else []
+    monkeypatch.setattr(chats, "installed", lambda: there)
+    monkeypatch.setattr(chats.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(chats, "available_bytes", lambda: 8e9)
+    line = chats._better_model(KNOWN["smollm2"].file)
+    assert named in line
+    assert bool(line) == bool(named)
+    assert chats._better_model("other.gguf") == ""
+    monkeypatch.setattr(chats, "available_bytes", lambda: 5e8)
+    assert chats._better_model(KNOWN["smollm2"].file) == ""

@@ -237,7 +237,9 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress("compile", 1, 4)
-    assert shown(capsys) == "compiling for this processor, once:  25 %"
+    assert (
+        shown(capsys) == "compiling for this processor, once (`tamis warmup` does it ahead):  25 %"
+    )
     progress("compile", 4, 4)
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 

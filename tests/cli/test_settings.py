@@ -266,3 +266,10 @@ def test_caches_are_shown_and_cleared(monkeypatch, tmp_path, capsys):
     assert main(["cache"]) == 0
     for words in (["clear"], ["clear", "nonsense"], ["show", "kernels"]):
         assert main(["cache", *words]) == 2
+
+
+def test_a_refused_value_is_reported_by_its_key(file, capsys):
+    for key in ("temp", "run.temp"):
+        assert main(["config", "set", key, "hot"]) == 2
+        assert capsys.readouterr().err == f"tamis: error: {key} is 'hot': 'hot' is not a number\n"
+    assert not file.exists()

@@ -174,9 +174,12 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        text = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            text = "the port is in use: stop that server, or take another with --port (0: any free)"
+        raise OSError(error.errno, text, f"{host}:{port}") from None
     listener.setblocking(False)
     return listener
 

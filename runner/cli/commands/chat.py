@@ -1,11 +1,17 @@
 """`tamis chat`: talk in the terminal. Ctrl-C stops the answer, Ctrl-D ends the program."""
 
 import argparse
+import shutil
+from pathlib import Path
 
 from tamis.cli.commands import completion
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common, context, draft, group, samplers
 from tamis.cli.terminal import note
+from tamis.fetch.registry import DEFAULT, KNOWN, installed
+from tamis.platform.memory import available_bytes
+
+BETTER = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")  # than the default model, the best first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = draft.open_draft(engine, session, arguments)
     chat = repl.Chat(engine, session, params, arguments, drafts)
     note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
+    if lines.interactive() and (better := _better_model(engine.path.name)):
+        note(better)
     if chat.completes:
         note("It has no chat template (a base model): it continues what is written.")
     for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
@@ -71,3 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
             break
     chat.engine.close()
     return int(chat.failed and not lines.interactive())
+
+
+def _better_model(file: str) -> str:
+    """The line that names a better model than the default one, where memory and disk have room."""
+    if file != KNOWN[DEFAULT].file:
+        return ""
+    here = {model.name for model in installed()}
+    free = shutil.disk_usage(Path.home()).free
+    for model in (KNOWN[name] for name in BETTER):
+        has_room = model.name in here or free > 2 * model.n_bytes
+        if has_room and available_bytes() > 2 * model.n_bytes:
+            size = f"{model.n_bytes / 1e6:.0f} MB"
+            return f"{DEFAULT} is small and often wrong: -m {model.name} ({size}) knows more"
+    return ""

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -152,7 +153,11 @@ def _change(path: Path, key: str, value: str | None) -> None:
     elif len(head) > 1:
         raise UsageError(f"{key} is no key: write temp, run.temp or model.NAME.temp")
     new = edited(text, head, name, None if value is None else _literal(value))
-    _check(tomllib.loads(new), path)
+    try:
+        _check(tomllib.loads(new), path)
+    except settings.SettingsError as error:
+        # of the value given, not of a line that is in the file
+        raise UsageError(re.sub(rf"^.*?--{re.escape(name)} is", f"{key} is", str(error))) from None
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_whole(path) as file:
         file.write(new.encode())

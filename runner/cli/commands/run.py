@@ -152,6 +152,7 @@ def _pieces(
 def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> None:
     """Print the JSON answer, or write notes and the audit to standard error."""
     from tamis.cli.terminal import audit
+    from tamis.cli.terminal.answer import repetition
 
     speeds, found = answer.speeds(), session.audit if session.audited else None
     if arguments.json:
@@ -163,6 +164,9 @@ def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> Non
         return
     if speeds["finish"] == "length" and speeds["answer_tokens"] != arguments.max_tokens:
         note("[cut short: the context is used up; raise --ctx]")
+    cut = speeds["finish"] == "length"
+    if cut and (hint := repetition(answer.pieces, samplers.params(arguments).temp)):
+        note(f"[{hint}: --temp 0.7]")
     if sys.stderr.isatty() and not arguments.stats:
         note(
             f"[{speeds['prompt_tokens']} tokens read at {speeds['prompt_tokens_per_s']} tok/s, "

@@ -373,6 +373,7 @@ class _Work:
         called = "standard input" if name == "-" else name
         try:
             try:
+                common.check_is_file(name)
                 data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
                 document = read_document(called, data)
                 found = finished(self._cache, self._model, document, self._settings)

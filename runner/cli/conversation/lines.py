@@ -1,5 +1,6 @@
 """Reads messages from a terminal or a pipe."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,24 @@ Reader = Callable[[str, str], str]
 def interactive() -> bool:
     """Whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+@contextlib.contextmanager
+def without_echo() -> Iterator[None]:
+    """A context in which a terminal does not show what is typed; the next prompt has it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    quiet = list(before)
+    quiet[3] &= ~(termios.ECHO | termios.ECHONL)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def messages(

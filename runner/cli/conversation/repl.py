@@ -19,7 +19,8 @@ from tamis.cli.conversation import lines
 from tamis.cli.options import common, context, did_you_mean, draft, samplers
 from tamis.cli.options.errors import one_line
 from tamis.cli.terminal import audit, note, table
-from tamis.cli.terminal.answer import open_answer, visible
+from tamis.cli.terminal.answer import open_answer, repetition, visible
+from tamis.cli.terminal.progress import columns
 from tamis.platform.private_files import write_whole
 
 COMMANDS = {
@@ -203,7 +204,7 @@ class Chat:
         shown = Shown(self._parser(ids), self._plain, thoughts=self._shows_thoughts)
         start = time.perf_counter()
         try:
-            with contextlib.closing(pieces):
+            with contextlib.closing(pieces), lines.without_echo():
                 shown.stream(pieces)
         except KeyboardInterrupt:
             if not shown.text or not lines.interactive():
@@ -221,6 +222,8 @@ class Chat:
         self._thoughts = shown.thoughts
         if shown.said and shown.said[-1].finish == "length":
             note("[cut short: the context or --max-tokens is used up]")
+            if hint := repetition(shown.said, self._params.temp):
+                note(f"[{hint}: /set temp 0.7]")
         if self._session.audited:
             audit.write(self._session.audit)
             self._session.audit.reset()
@@ -308,6 +311,7 @@ class Chat:
 
         if not rest:
             raise ValueError("/read needs a file name")
+        common.check_is_file(rest)
         text = read_document(rest, Path(os.path.expanduser(rest)).read_bytes()).text.strip()
         texts = [*self._texts, text]
         # the text's continuation is not known yet: only the common prefix of both is read
@@ -428,26 +432,36 @@ class Chat:
         if not rest:
             note("\n".join(self._table(known)))
             return
-        if name not in known or not value:
-            raise ValueError(f"/set NAME VALUE with one of: {', '.join(known)}")
+        if name not in known:
+            close = did_you_mean(name, known)
+            raise ValueError(
+                f"{name} is no setting{close}; /set lists them, /set NAME VALUE sets one"
+            )
+        if not value:
+            note(f"{name} {_shown(known[name])}: {_TEXTS[name]}")
+            return
         new = _parsed(name, value.strip(), known[name])
         self._params = dataclasses.replace(self._params, **{name: new})
+        note(f"{name} {_shown(new)} (was {_shown(known[name])})")
 
     def _table(self, known: dict[str, Any]) -> list[str]:
-        """A table of the settings with their defaults and effects."""
-        texts = {flag.field: flag.text for flag in samplers.FLAGS}
+        """A table of the settings with their defaults, and what they do if that fits a line."""
         usual = type(self._params)()
         rows = [
             {
                 "name": name,
-                "value": f"{value:g}" if isinstance(value, float) else str(value),
-                "default": f"{getattr(usual, name)}",
-                "text": texts.get(name, "never end the answer"),
+                "value": _shown(value),
+                "default": _shown(getattr(usual, name)),
+                "text": _TEXTS[name],
             }
             for name, value in known.items()
         ]
         titles = {"name": "setting", "value": "value", "default": "default", "text": ""}
-        return table.lines(rows, titles)
+        found = table.lines(rows, titles)
+        if max(map(len, found)) <= columns():
+            return found
+        del titles["text"]
+        return [*table.lines(rows, titles), "/set NAME says what a setting does"]
 
     def _do_stats(self, _rest: str) -> None:
         session, last = self._session, self._speed
@@ -556,8 +570,19 @@ def _tier_line(plan: Any, counts: Any) -> str:
     )
 
 
+_TEXTS = {flag.field: flag.text for flag in samplers.FLAGS} | {"ignore_eos": "never end the answer"}
+_MAY_BE_NEGATIVE = {"frequency_penalty", "presence_penalty"}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _parsed(name: str, value: str, old: Any) -> Any:
-    """A setting's value in the type of its old value."""
+    """A setting's value in the type of its old value.
+
+    A negative number where it means nothing is an error, though flags take it as zero.
+    """
     if isinstance(old, bool):
         words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
         if value.lower() not in words:
@@ -565,9 +590,13 @@ def _parsed(name: str, value: str, old: Any) -> Any:
         return words[value.lower()]
     kind, expected = (float, "a number") if isinstance(old, float) else (int, "a whole number")
     try:
-        return kind(value)
+        found = kind(value)
     except ValueError:
         raise ValueError(f"{name} is {expected}, not {value!r}") from None
+    least = -1 if "-1" in _TEXTS[name] else 0
+    if found < least and name not in _MAY_BE_NEGATIVE:
+        raise ValueError(f"{name} is {value}, expected {expected} of at least {least}")
+    return found
 
 
 def _are_messages(data: Any) -> bool:

@@ -472,26 +472,45 @@ def read_text(path: str) -> str:
         ) from error
 
 
+def check_is_file(name: str) -> None:
+    """Raise UsageError for an address of the web in place of a file."""
+    if re.match(r"(?:https?|ftp)://", name):
+        raise UsageError(f"{name} is an address, files are read: curl -L '{name}' > page.html")
+
+
 def model_file(name: str | None, progress: Progress) -> Path:
     """The file of a model; without a name the only installed one, or the default one.
 
-    If the default one is missing, it is fetched after a note. Raises ModelError.
+    If the default one is missing, it is fetched after a note; so is one with a short name, if
+    somebody is at the terminal. Raises ModelError.
     """
-    from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, pull, resolve
+    from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, resolve
 
     if name is not None:
-        return resolve(name)
+        try:
+            return resolve(name)
+        except ModelError:
+            at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+            if name not in KNOWN or not at_terminal:
+                raise
+            return _fetched(name, "", progress)
     try:
         path = resolve(None)
     except ModelError:
-        model = KNOWN[DEFAULT]
-        size = f"{model.n_bytes / 1e6:.0f} MB, {model.licence}"
-        note(f"no model named with -m: fetching {DEFAULT} ({size})")
-        path = pull(DEFAULT, progress=progress)
-        progress.clear()
+        path = _fetched(DEFAULT, "no model named with -m: ", progress)
     else:
         if sys.stderr.isatty():
             note(f"no model named with -m: using {path.name}")
+    return path
+
+
+def _fetched(name: str, why: str, progress: Progress) -> Path:
+    from tamis.fetch.registry import KNOWN, pull
+
+    model = KNOWN[name]
+    note(f"{why}fetching {name} ({model.n_bytes / 1e6:.0f} MB, {model.licence})")
+    path = pull(name, progress=progress)
+    progress.clear()
     return path
 
 

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+SHORTEST = 8  # tokens: shorter circles count as one of these
 
 
 class Answer(Protocol):
@@ -62,3 +64,15 @@ def visible(text: str) -> str:
     """The text with control characters, except tab and line break, replaced by their pictures."""
     table = {c: 0x2400 + c for c in range(0x20) if chr(c) not in "\t\n"}
     return text.translate(table | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
+
+
+def repetition(pieces: Sequence[Any], temp: float) -> str:
+    """The hint that a greedy answer goes round in a circle, by its tokens; "" if it does not."""
+    tokens = [piece.token_id for piece in pieces]
+    if temp > 0 or len(tokens) < 3 * SHORTEST:
+        return ""
+    for period in range(1, len(tokens) // 3 + 1):
+        n = max(2 * period, 2 * SHORTEST)
+        if tokens[-n:] == tokens[-n - period : -period]:
+            return "the answer repeats itself, as greedy ones do; a temperature may help"
+    return ""

@@ -12,7 +12,7 @@ MIB = 1 << 20
 STAGES = {
     "load": "opening the model",
     "repack": "preparing the weights",
-    "compile": "compiling for this processor, once",
+    "compile": "compiling for this processor, once (`tamis warmup` does it ahead)",
     "download": "downloading",
     "check": "checking the file",
     "join": "joining the parts",

@@ -671,7 +671,7 @@ def test_addresses_to_listen_on_are_apart_by_commas():
         assert not one.getblocking()
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         one.listen(1)
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=r"in use: stop that server.*--port.*0\.1:"):
             listen._listener("127.0.0.1", port)
 
 
