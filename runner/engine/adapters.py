@@ -56,15 +56,15 @@ class Lora:
         """Read the file. Raises OSError, GGUFError, AdapterError."""
         file = GGUFFile(path)
         for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
-            if (found := file.metadata.get(key)) != expected:
-                raise AdapterError(f"{path}: {key} is {found!r}, expected {expected!r}")
+            if (value := file.metadata.get(key)) != expected:
+                raise AdapterError(f"{path}: {key} is {value!r}, expected {expected!r}")
         halves: dict[str, dict[str, np.ndarray]] = {}
         for name in file.tensors:
             tensor, _, half = name.rpartition(".lora_")
             if half not in ("a", "b") or not tensor.endswith(".weight"):
                 raise AdapterError(f"{path}: tensor {name} is none of NAME.weight.lora_a and _b")
             halves.setdefault(tensor.removesuffix(".weight"), {})[half] = _matrix(file, name)
-        pairs = {name: _pair(str(path), name, found) for name, found in halves.items()}
+        pairs = {name: _pair(str(path), name, value) for name, value in halves.items()}
         if not pairs:
             raise AdapterError(f"{path}: the adapter has no tensors")
         alpha = file.metadata.get("adapter.lora.alpha", 0.0)
@@ -93,8 +93,8 @@ class ControlVector:
             kind, _, layer = name.partition(".")
             if kind != "direction" or not _NUMBER.fullmatch(layer) or not int(layer):
                 raise AdapterError(f"{path}: tensor {name} is none of direction.1, direction.2, ..")
-            found = _matrix(file, name)
-            rows[int(layer)] = found.reshape(-1)
+            matrix = _matrix(file, name)
+            rows[int(layer)] = matrix.reshape(-1)
         if not rows or len({len(row) for row in rows.values()}) > 1:
             raise AdapterError(f"{path}: a control vector has directions of one length")
         return ControlVector(str(path), rows)
@@ -111,10 +111,10 @@ def _matrix(file: GGUFFile, name: str) -> np.ndarray:
     return values.reshape(info.shape[::-1])
 
 
-def _pair(path: str, name: str, found: Mapping[str, np.ndarray]) -> Pair:
-    if found.keys() != {"a", "b"}:
+def _pair(path: str, name: str, halves: Mapping[str, np.ndarray]) -> Pair:
+    if halves.keys() != {"a", "b"}:
         raise AdapterError(f"{path}: {name} has one half of a pair, expected lora_a and lora_b")
-    a, b = found["a"], found["b"]
+    a, b = halves["a"], halves["b"]
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not 1 <= len(a) <= MOST_RANK:
         raise AdapterError(f"{path}: {name} has lora_a {a.shape} and lora_b {b.shape}")
     return Pair(a, b)
@@ -136,11 +136,11 @@ class Adapters:
     @property
     def key(self) -> str:
         """A text that identifies the adapters; "" if none has an effect."""
-        found = [
+        effective = [
             *((one.path, id(one), scale) for one, scale in self.loras if scale),
             *((one.path, id(one), scale, self.layers) for one, scale in self.control if scale),
         ]
-        return repr(found) if found else ""
+        return repr(effective) if effective else ""
 
 
 class AdapterFiles(NamedTuple):
@@ -171,33 +171,33 @@ def adapted(model: Model, adapters: Adapters) -> Model:
                 deltas.add(lora, name, pair, lora.scale(len(pair.a), scale))
     weights = deltas.weights()
     control = _control(model, adapters)
-    found = replace(model, weights=weights, control=control, adapters=_digest(adapters))
-    found = replace(found, needs=measure(found))
+    changed = replace(model, weights=weights, control=control, adapters=_digest(adapters))
+    changed = replace(changed, needs=measure(changed))
     for name, lora in deltas.names.items():
         if f"{name}.lora" not in weights.read:
             raise AdapterError(
                 f"{lora.path}: adapters of {name} are not supported for {model.hp.arch}"
             )
-    return found
+    return changed
 
 
 def _digest(adapters: Adapters) -> str:
     """The digest that identifies adapters in session files, of values rather than file names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for lora, scale in adapters.loras:
-        found.update(np.float64(scale).tobytes())
+        digest.update(np.float64(scale).tobytes())
         for name, pair in sorted(lora.pairs.items()):
-            found.update(name.encode() + pair.a.tobytes() + pair.b.tobytes())
+            digest.update(name.encode() + pair.a.tobytes() + pair.b.tobytes())
     for vector, scale in adapters.control:
-        found.update(repr((scale, adapters.layers)).encode())
+        digest.update(repr((scale, adapters.layers)).encode())
         for layer, row in sorted(vector.rows.items()):
-            found.update(repr(layer).encode() + row.tobytes())
-    return found.hexdigest()[:16]
+            digest.update(repr(layer).encode() + row.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _control(model: Model, adapters: Adapters) -> dict[int, np.ndarray]:
     n_embd, n_layer = model.hp.n_embd, model.hp.n_layer
-    found: dict[int, np.ndarray] = {}
+    rows: dict[int, np.ndarray] = {}
     first, last = adapters.layers or (1, n_layer)
     for vector, scale in adapters.control:
         for layer, row in vector.rows.items():
@@ -206,15 +206,15 @@ def _control(model: Model, adapters: Adapters) -> dict[int, np.ndarray]:
                     f"{vector.path}: directions have {len(row)} elements, the model {n_embd}"
                 )
             if scale and first <= layer <= last and layer < n_layer:
-                found.setdefault(layer, zeros((1, n_embd), np.float32))
+                rows.setdefault(layer, zeros((1, n_embd), np.float32))
                 with np.errstate(over="ignore", invalid="ignore"):
-                    found[layer] += np.float32(scale) * row
-                if not np.isfinite(found[layer]).all():
+                    rows[layer] += np.float32(scale) * row
+                if not np.isfinite(rows[layer]).all():
                     raise AdapterError(
                         f"{vector.path}: direction.{layer} times {scale:g} has values that are no "
                         "finite numbers"
                     )
-    return found
+    return rows
 
 
 class _Deltas:
@@ -262,13 +262,13 @@ class _Deltas:
         if kind == "blk" and _NUMBER.fullmatch(layer) and int(layer) < len(weights.blk):
             of_layer = weights.blk[int(layer)]
             for names in ((label,), _PARTS.get(label, ())):
-                found = [of_layer[n] for n in names if n in of_layer]
-                if found and all(
-                    isinstance(t.data, QTensor) and t.whole == f"{name}.weight" for t in found
+                tensors = [of_layer[n] for n in names if n in of_layer]
+                if tensors and all(
+                    isinstance(t.data, QTensor) and t.whole == f"{name}.weight" for t in tensors
                 ):
                     whole = len(names) > 1 or not self._is_part(of_layer, label)
                     if whole:
-                        return int(layer), found
+                        return int(layer), tensors
         raise AdapterError(f"{lora.path}: adapts {name}, which is no matrix of this model's layers")
 
     @staticmethod
@@ -310,7 +310,7 @@ def scales(given: Sequence[Mapping[str, Any]], n: int) -> list[float]:
 
     Raises ValueError.
     """
-    found = [0.0] * n
+    listed = [0.0] * n
     for one in given:
         i, scale = (one.get("id"), one.get("scale")) if isinstance(one, Mapping) else (None, None)
         if type(i) is not int or not 0 <= i < n:
@@ -319,5 +319,5 @@ def scales(given: Sequence[Mapping[str, Any]], n: int) -> list[float]:
             scale = math.nan
         if not abs(scale) <= MOST_SCALE:
             raise ValueError(f"lora has scale {scale!r}, expected a number")
-        found[i] = float(scale)
-    return found
+        listed[i] = float(scale)
+    return listed

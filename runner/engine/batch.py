@@ -46,7 +46,7 @@ class _Head(NamedTuple):
     answer: HostLogits | None  # the memory of the logits; None: the workspace's
 
 
-class _Rows:
+class _RowSteps:
     """Steps of sessions of one model: its products cover the rows of all."""
 
     def __init__(self, model: Model, backend: Backend) -> None:
@@ -68,18 +68,18 @@ class _Rows:
         return Workspace(self.model, self._backend, Chunk(self.model.hp, n, n))
 
     def step(
-        self, tokens: dict[Session, int], own: dict[Session, Program], n_best: int | None
+        self, tokens: dict[Session, int], programs: dict[Session, Program], n_best: int | None
     ) -> dict[Session, Best | np.ndarray]:
         """Append a token to each of at most `joins` sessions.
 
         Returns their logits, or the n_best best.
 
-        own: their Programs of this step.
+        programs: those of this step, by session.
         """
         if self._shared is None:
             self._shared = self._recorded()
         shared, rows = self._shared, self._in_rows(list(tokens))
-        segments = [self._at_row(own[session], shared, i) for i, session in enumerate(rows)]
+        segments = [self._at_row(programs[session], shared, i) for i, session in enumerate(rows)]
         # Unused rows hold token 0.
         n_row = max(len(rows), self._pads)
         self._ws.ids[:n_row] = [*map(tokens.__getitem__, rows), *[0] * (n_row - len(rows))]
@@ -94,10 +94,10 @@ class _Rows:
         if best is None:
             return dict(zip(rows, self._logits(head, len(rows)), strict=True))
         assert n_best is not None
-        found = best.found(len(rows), n_best)
+        best_rows = best.found(len(rows), n_best)
         return {
             session: each if math.isfinite(each.log_sum) else self._fetched(head.logits[row])
-            for row, (session, each) in enumerate(zip(rows, found, strict=True))
+            for row, (session, each) in enumerate(zip(rows, best_rows, strict=True))
         }
 
     def _start_head(self, n: int, n_best: int | None) -> tuple[_Head, BestOfRows | None]:
@@ -139,15 +139,15 @@ class _Rows:
             self._rows[session] = row
         return order
 
-    def _join(self, shared: _Segments, own: list[_Segments]) -> Any:
+    def _join(self, shared: _Segments, segments: list[_Segments]) -> Any:
         """The joint Program of these sessions' step."""
-        if self._joined[0] != own:
+        if self._joined[0] != segments:
             steps = []
             for i, part in enumerate(shared.parts):
                 steps.append([(shared.linked, part)])
-                if i < len(own[0].parts):
-                    steps.append([(each.linked, each.parts[i]) for each in own])
-            self._joined = own, self._backend.join(steps, self._joined[1])
+                if i < len(segments[0].parts):
+                    steps.append([(each.linked, each.parts[i]) for each in segments])
+            self._joined = segments, self._backend.join(steps, self._joined[1])
         return self._joined[1]
 
     def _recorded(self) -> _Segments:
@@ -158,23 +158,23 @@ class _Rows:
         products = {spec for spec in rec.program.specs if spec.op is ops.MATMUL}
         if all(ops.packed_form(str(spec.constants[0])) == "quantised" for spec in products):
             self._pads = self._backend.pads
-        places = [(a.logits, a) for a in host_logits(self._backend, *ws.logits.shape)]
-        for logits, answer in [*places, (ws.logits, None)]:
+        buffers = [(a.logits, a) for a in host_logits(self._backend, *ws.logits.shape)]
+        for logits, answer in [*buffers, (ws.logits, None)]:
             head = Program()
             g = Graph(self.model, ws, Recording(head, ws.step, n, 1), Hooks())
             record_head(g, ws.step, logits)
             self._heads.append(_Head(self._backend.link(head), logits, answer))
         return _Segments(self._backend.link(rec.program), rec.program.segments[::2])
 
-    def _at_row(self, own: Program, shared: _Segments, row: int) -> _Segments:
+    def _at_row(self, recorded: Program, shared: _Segments, row: int) -> _Segments:
         """A session's own ops, with the addresses of row `row` of this workspace."""
-        by_row = self._placed.setdefault(own, {})
+        by_row = self._placed.setdefault(recorded, {})
         if row not in by_row:
             program, parts = Program(), []
-            program.arrays = dict(own.arrays)
+            program.arrays = dict(recorded.arrays)
             # By the start of a row; layers may have rows of different widths in the same buffer.
             moves: dict[int, _Move] = {}
-            both = zip(own.transfers, shared.linked.program.transfers, strict=True)
+            both = zip(recorded.transfers, shared.linked.program.transfers, strict=True)
             for i, (transfer, to_transfer) in enumerate(both):
                 pairs = [(transfer.step, self._steps[row])]
                 rows = zip(transfer.rows, to_transfer.rows, strict=True)
@@ -184,8 +184,8 @@ class _Rows:
                     moves[move.begin] = move
                     program.arrays[move.moved(move.begin)] = new
                 if i % 2:  # the ops of the sequence's side end here
-                    part, first = own.segments[i], len(program)
-                    for call in own.calls[part.start : part.stop]:
+                    part, first = recorded.segments[i], len(program)
+                    for call in recorded.calls[part.start : part.stop]:
                         program.calls.append(_moved(call, moves.values(), program.arrays))
                     parts.append(range(first, len(program)))
             by_row[row] = _Segments(self._backend.link(program), parts)
@@ -205,7 +205,9 @@ class Batch:
 
     def __init__(self, engine: Engine) -> None:
         self._backend = engine.backend
-        self._of: dict[int, _Rows] = {}  # by the ids of their models, which the values keep alive
+        self._of: dict[
+            int, _RowSteps
+        ] = {}  # by the ids of their models, which the values keep alive
         self._numbers: dict[tuple[KernelSpec, ...], int] = {}
         self._kinds: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
 
@@ -214,8 +216,8 @@ class Batch:
 
         Raises what `Session.decode` raises; then no session holds its token.
         """
-        found = self.step_best(tokens, None)
-        return {session: row for session, row in found.items() if isinstance(row, np.ndarray)}
+        results = self.step_best(tokens, None)
+        return {session: row for session, row in results.items() if isinstance(row, np.ndarray)}
 
     def step_best(
         self, tokens: Mapping[Session, int], n: int | None
@@ -229,34 +231,36 @@ class Batch:
             if wrong is session or not isinstance(token, int | np.integer):
                 raise TypeError(f"tokens has {shown(wrong)}, expected a token id for each session")
         held = {session: session.n_past for session in tokens}
-        found: dict[Session, Best | np.ndarray] = {}
+        results: dict[Session, Best | np.ndarray] = {}
         try:
             for session, token in tokens.items():
                 session.begin_step(token)
-            own = {s: s.own_step() for s in tokens if self._joins(s)}
-            for group in self._groups(own):
+            programs = {s: s.own_step() for s in tokens if self._joins(s)}
+            for group in self._groups(programs):
                 rows = self._rows_of(group[0].model)
-                found |= rows.step({session: tokens[session] for session in group}, own, n)
-            for session in tokens.keys() - found.keys():
-                found[session] = session.decode_best(tokens[session], n)
+                results |= rows.step({session: tokens[session] for session in group}, programs, n)
+            for session in tokens.keys() - results.keys():
+                results[session] = session.decode_best(tokens[session], n)
         except BaseException:
             for session, n in held.items():
                 session.truncate(n)
             raise
-        return found
+        return results
 
     def _joins(self, session: Session) -> bool:
         here = session.backend is self._backend
         return bool(self._backend.joins) and here and session.batchable
 
-    def _groups(self, own: dict[Session, Program]) -> list[list[Session]]:
+    def _groups(self, programs: dict[Session, Program]) -> list[list[Session]]:
         """The sessions that are stepped together: at least two of one model."""
         alike: dict[tuple[int, int], list[Session]] = {}
-        for session, program in own.items():
+        for session, program in programs.items():
             kind = self._kind_of(program) if self._backend.joins_alike else 0
             alike.setdefault((id(session.model), kind), []).append(session)
         n = self._backend.joins
-        groups = [found[i : i + n] for found in alike.values() for i in range(0, len(found), n)]
+        groups = [
+            sessions[i : i + n] for sessions in alike.values() for i in range(0, len(sessions), n)
+        ]
         return [group for group in groups if len(group) > 1]
 
     def _kind_of(self, program: Program) -> int:
@@ -265,11 +269,11 @@ class Batch:
             self._kinds[program] = self._numbers.setdefault(program.kinds, len(self._numbers))
         return self._kinds[program]
 
-    def _rows_of(self, model: Model) -> _Rows:
+    def _rows_of(self, model: Model) -> _RowSteps:
         if id(model) not in self._of:
             while len(self._of) > MOST_ADAPTED:
                 del self._of[next(iter(self._of))]
-            self._of[id(model)] = _Rows(model, self._backend)
+            self._of[id(model)] = _RowSteps(model, self._backend)
         return self._of[id(model)]
 
 

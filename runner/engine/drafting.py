@@ -96,8 +96,8 @@ class FirstDraft(Draft):
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens."""
-        found = self._first.propose(tokens, n)
-        return found or self._then.propose(tokens, min(n, self._n_then))
+        draft = self._first.propose(tokens, n)
+        return draft or self._then.propose(tokens, min(n, self._n_then))
 
     def check(self, session: Session) -> None:
         """Raise ValueError if a session would not verify the drafts of `then`."""
@@ -127,20 +127,20 @@ class ModelDraft(Draft):
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
-        session, found = self._session, list[int]()
+        session, drafted = self._session, list[int]()
         held = min(_same(session.tokens, tokens), len(tokens) - 1)
         session.truncate(held)
         if n < 1 or len(tokens) > session.n_ctx:
-            return found
+            return drafted
         left = list(tokens[held:])
         best = session.decode_best(left[0], 1) if len(left) == 1 else session.prefill(left)
         while True:
             token, probability = _likeliest(best)
             if probability < LEAST or token >= self._n_vocab:
-                return found
-            found.append(token)
-            if len(found) == n or token in self._eog or session.n_past == session.n_ctx:
-                return found
+                return drafted
+            drafted.append(token)
+            if len(drafted) == n or token in self._eog or session.n_past == session.n_ctx:
+                return drafted
             best = session.decode_best(token, 1)
 
 
@@ -171,9 +171,9 @@ class NextDraft(Draft):
             raise ValueError("the layer that predicts further tokens runs on the CPU only")
         model = next_model(loaded.file, loaded.model)
         places = on_one_device(loaded.backend, 1)
-        own = LoadedModel(loaded.file, model, loaded.vocab, loaded.tokenizer, places)
+        next_loaded = LoadedModel(loaded.file, model, loaded.vocab, loaded.tokenizer, places)
         self._session = Session(
-            own,
+            next_loaded,
             n_ctx=n_ctx,
             n_ubatch=min(n_ctx, 128),
             selector=Dense(),
@@ -197,9 +197,9 @@ class NextDraft(Draft):
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
-        session, found, after = self._session, list[int](), list(tokens[1:])
+        session, drafted, after = self._session, list[int](), list(tokens[1:])
         if n < 1 or not after:
-            return found
+            return drafted
         held = min(_same(session.tokens, after), self._n_sure, len(after) - 1)
         session.truncate(held)
         for first in range(held, len(after), session.n_ubatch):
@@ -210,10 +210,10 @@ class NextDraft(Draft):
         while True:
             token, probability = _likeliest(best)
             if probability < LEAST:
-                return found
-            found.append(token)
-            if len(found) == n or token in self._eog or session.n_past == session.n_ctx:
-                return found
+                return drafted
+            drafted.append(token)
+            if len(drafted) == n or token in self._eog or session.n_past == session.n_ctx:
+                return drafted
             self._rows[0] = session.forward.hidden(row + 1)[row]
             best, row = session.decode_best(token, 1), 0
 
@@ -263,24 +263,24 @@ class AttentionDraft(Draft):
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Up to n tokens; it stops before an unlikely one, and at the end of the text."""
-        session, found, held = self._session, list[int](), self._session.n_past
+        session, drafted, held = self._session, list[int](), self._session.n_past
         self._adapt(tokens)
         n, left = min(n, self._n, MOST_ALIKE - 1), list(tokens[held:])
         if n < 1 or not left:
-            return found
+            return drafted
         try:
             if len(left) > 1:
                 session.prefill(left[:-1])
             token = left[-1]
-            while len(found) < n and session.n_free and token not in session.tokenizer.eog:
+            while len(drafted) < n and session.n_free and token not in session.tokenizer.eog:
                 token, probability = _likeliest(session.decode_best(token, 1))
                 if probability < LEAST:
                     break
-                found.append(token)
+                drafted.append(token)
         finally:
             session.truncate(held)
-        self._proposed, self._at = found, len(tokens)
-        return found
+        self._proposed, self._at = drafted, len(tokens)
+        return drafted
 
     def _adapt(self, tokens: Sequence[int]) -> None:
         """Choose the next draft's length from the accepted length of the last one."""
@@ -327,9 +327,9 @@ class Drafting(Generating):
         if not drafted:
             if self.own_steps:
                 return session.prefill([token_id])
-            found = session.decode_best(token_id, n)
+            best = session.decode_best(token_id, n)
             self._show(1)
-            return found
+            return best
         rows = np.concatenate(list(session.logits([token_id, *drafted])))
         self._show(len(rows))
         self.n_drafted += len(drafted)
@@ -419,9 +419,9 @@ def _same(a: Sequence[int], b: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _likeliest(found: Best | np.ndarray) -> tuple[int, float]:
+def _likeliest(logits: Best | np.ndarray) -> tuple[int, float]:
     """The likeliest token, and its probability."""
-    if isinstance(found, Best):
-        return int(found.ids[0]), float(np.exp(found.logits[0] - found.log_sum))
-    token = int(np.argmax(found))
-    return token, float(1 / np.exp(found.astype(np.float64) - found[token]).sum())
+    if isinstance(logits, Best):
+        return int(logits.ids[0]), float(np.exp(logits.logits[0] - logits.log_sum))
+    token = int(np.argmax(logits))
+    return token, float(1 / np.exp(logits.astype(np.float64) - logits[token]).sum())

@@ -267,9 +267,9 @@ class Engine:
 
     def with_kv_on_host(self) -> "Engine":
         """An engine of the same weights whose KV cache and attention are on the CPU."""
-        found = copy.copy(self)
-        found.loaded = self.loaded.with_kv_on_host()
-        return found
+        engine = copy.copy(self)
+        engine.loaded = self.loaded.with_kv_on_host()
+        return engine
 
     def context(self, n_ctx: int | None) -> int:
         """The context in tokens of a session that asks for n_ctx (None or 0: the default)."""

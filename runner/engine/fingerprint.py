@@ -85,8 +85,8 @@ def shape_text(hp: HParams) -> list[Any]:
     always = ", ".join(f"{name}={getattr(hp, name)!r}" for name in ALWAYS)
     usual = {f.name: f.default for f in fields(HParams)}
     later = {name: repr(value) for name in LATER if (value := getattr(hp, name)) != usual[name]}
-    own = {}
+    stated = {}
     for f, key in declared(type(hp.declared)) if hp.declared else ():
         if (value := getattr(hp.declared, f.name)) != key.default:
-            own[key.name] = repr(value)
-    return [f"HParams({always})", *([later] if later else []), *([own] if own else [])]
+            stated[key.name] = repr(value)
+    return [f"HParams({always})", *([later] if later else []), *([stated] if stated else [])]

@@ -92,10 +92,10 @@ class Generating:
         sampler = sampler_of(
             params or SamplerParams(), self.tokenizer, [*self.tokens, *ids], grammar
         )
-        found = self.prefill(ids, progress)
+        logits = self.prefill(ids, progress)
         n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
         try:
-            yield from generate(self, found, sampler, self.tokenizer, n_max=n_max, stop=stop)
+            yield from generate(self, logits, sampler, self.tokenizer, n_max=n_max, stop=stop)
         except LogitsError:
             self.check_weights()
             raise
@@ -150,20 +150,20 @@ def sampler_of(
 
 def generate(
     session: Decoder,
-    found: Best | np.ndarray,
+    logits: Best | np.ndarray,
     sampler: Sampler,
     tokenizer: Tokenizer,
     *,
     n_max: int,
     stop: Sequence[str] = (),
 ) -> Iterator[Piece]:
-    """Stream an answer of up to n_max tokens; found: the logits of the prompt's last token.
+    """Stream an answer of up to n_max tokens; logits: those of the prompt's last token.
 
     The last Piece has the finish "stop" (end-of-generation token or stop string) or "length".
     """
     stream, n_left = TextStream(stop=stop), n_max
     while n_left > 0:
-        token, logprob = _sampled(sampler, found)
+        token, logprob = _sampled(sampler, logits)
         sampler.accept(token)
         n_left -= 1
         if token in tokenizer.eog:
@@ -173,17 +173,17 @@ def generate(
         if stream.stopped is not None:
             yield Piece(text, token, logprob, "stop")
             return
-        found = session.decode_best(token, sampler.n_best)
+        logits = session.decode_best(token, sampler.n_best)
         if n_left > 0:
             yield Piece(text, token, logprob, None)
         else:
             yield Piece(text + stream.finish(), token, logprob, "length")
 
 
-def _sampled(sampler: Sampler, found: Best | np.ndarray) -> tuple[int, float]:
+def _sampled(sampler: Sampler, logits: Best | np.ndarray) -> tuple[int, float]:
     """The sampled next token and the logarithm of its probability."""
-    if not isinstance(found, Best):
-        token = sampler.sample(found)
-        return token, sampler.logprob(found, token)
-    row = sampler.sample_best(found.ids, found.logits)
-    return int(found.ids[row]), float(found.logits[row]) - found.log_sum
+    if not isinstance(logits, Best):
+        token = sampler.sample(logits)
+        return token, sampler.logprob(logits, token)
+    row = sampler.sample_best(logits.ids, logits.logits)
+    return int(logits.ids[row]), float(logits.logits[row]) - logits.log_sum

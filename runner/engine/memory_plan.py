@@ -54,7 +54,7 @@ def plans(
 
     copies: bytes of keys that a method keeps, by device: see SelectorState.n_bytes.
     """
-    places, weights, found = loaded.places, loaded.model.weights, {}
+    places, weights, by_device = loaded.places, loaded.model.weights, {}
     elsewhere = sum(p.weight_bytes(weights) for p in places if not p.embedding)
     for device, backend in devices(places).items():
         # Tensors that no GPU has, such as the token embedding, are on the CPU.
@@ -72,7 +72,7 @@ def plans(
         tier_ram = None if kv.tier is None else kv.tier.ram
         most = tier_ram if backend.on_host else kv.vram
         n_rest = n_kv if most is not None and most < n_kv else 0
-        found[device] = MemoryPlan(
+        by_device[device] = MemoryPlan(
             weights=n_weight,
             kv=most if most is not None and n_rest else n_kv,
             disk=n_rest if backend.on_host else 0,
@@ -82,12 +82,12 @@ def plans(
             + (copies or {}).get(device, 0),
             available=backend.free_bytes(n_weight),
         )
-    return found
+    return by_device
 
 
-def total(found: Mapping[str, MemoryPlan]) -> MemoryPlan:
+def total(by_device: Mapping[str, MemoryPlan]) -> MemoryPlan:
     """The sum for a model on two devices; it fits if each part does."""
-    parts = list(found.values())
+    parts = list(by_device.values())
     if len(parts) == 1:
         return parts[0]
     weights, kv, workspace, _, disk, host = map(sum, zip(*parts, strict=True))
@@ -103,8 +103,8 @@ def best_ubatch(loaded: LoadedModel, n_ctx: int, kv: KVOptions) -> int:
     if kv.vram is not None or any(p.kv_backend.on_host for p in places if p.layers):
         return N_UBATCH
     n_most = max(N_UBATCH, min(N_UBATCH_GPU, n_ctx))
-    found = plans(loaded, n_ctx, n_most, KVOptions(kv.types, None))
-    return n_most if all(plan.fits for plan in found.values()) else N_UBATCH
+    by_device = plans(loaded, n_ctx, n_most, KVOptions(kv.types, None))
+    return n_most if all(plan.fits for plan in by_device.values()) else N_UBATCH
 
 
 def checked_plans(
@@ -113,8 +113,8 @@ def checked_plans(
     """The plan of each device, which fits. Raises MemoryError, ValueError."""
     if kv.vram is not None:
         _check_vram(loaded, kv.tier)
-    found = plans(loaded, n_ctx, n_ubatch, kv, copies)
-    for device, plan in found.items():
+    by_device = plans(loaded, n_ctx, n_ubatch, kv, copies)
+    for device, plan in by_device.items():
         if not plan.fits:
             on_host = devices(loaded.places)[device].on_host
             held = "" if on_host else f", with {plan.weights / GIB:.1f} GiB of weights"
@@ -123,14 +123,14 @@ def checked_plans(
                 f"{plan.workspace / GIB:.1f} GiB{described(device, loaded.places)}, free: "
                 f"{plan.available / GIB:.1f} GiB{held}; lower n_ctx, {_remedy(plan, on_host)}"
             )
-    _check_host(loaded, n_ctx, found)
+    _check_host(loaded, n_ctx, by_device)
     if kv.tier is not None:
-        _check_disk(loaded, n_ctx, kv.tier, found)
-    return found
+        _check_disk(loaded, n_ctx, kv.tier, by_device)
+    return by_device
 
 
 def _check_disk(
-    loaded: LoadedModel, n_ctx: int, tier: Tier, found: Mapping[str, MemoryPlan]
+    loaded: LoadedModel, n_ctx: int, tier: Tier, by_device: Mapping[str, MemoryPlan]
 ) -> None:
     """Raise ValueError if the KV cache cannot be in a file, or the disk has no room."""
     if not any(backend.on_host for backend in devices(loaded.places).values()):
@@ -142,7 +142,10 @@ def _check_disk(
         raise ValueError(
             "with offload_kqv=False kv_ram needs all layers on one device: leave out n_gpu_layers"
         )
-    n_disk, free = sum(plan.disk for plan in found.values()), shutil.disk_usage(tier.folder).free
+    n_disk, free = (
+        sum(plan.disk for plan in by_device.values()),
+        shutil.disk_usage(tier.folder).free,
+    )
     if n_disk > free:
         raise ValueError(
             f"KV at {n_ctx} tokens is {n_disk / GIB:.1f} GiB, {tier.folder} has "
@@ -170,15 +173,17 @@ def _check_vram(loaded: LoadedModel, tier: Tier | None) -> None:
         )
 
 
-def _check_host(loaded: LoadedModel, n_ctx: int, found: Mapping[str, MemoryPlan]) -> None:
+def _check_host(loaded: LoadedModel, n_ctx: int, by_device: Mapping[str, MemoryPlan]) -> None:
     """Raise MemoryError if RAM has no room for the KV cache that backs a GPU's frames."""
-    n_host = sum(plan.host for plan in found.values())
+    n_host = sum(plan.host for plan in by_device.values())
     if n_host == 0:
         return
     host = next(place.host for place in loaded.places if place.host is not None)
     on_host = {device for device, backend in devices(loaded.places).items() if backend.on_host}
-    own = sum(plan.kv + plan.workspace for device, plan in found.items() if device in on_host)
-    free = host.free_bytes() - own
+    planned = sum(
+        plan.kv + plan.workspace for device, plan in by_device.items() if device in on_host
+    )
+    free = host.free_bytes() - planned
     if n_host > free:
         raise MemoryError(
             f"KV at {n_ctx} tokens is {n_host / GIB:.1f} GiB, which with kv_vram is in RAM, free: "

@@ -93,11 +93,11 @@ class NGramDraft(Draft):
         end = self._ends.get(tuple(tokens[-self._size_n :]))
         if n < 1 or end is None or self._rest > 0:
             return []
-        found = self._tokens[end : end + n]
-        while len(found) < n:  # the text repeats within the draft
-            found.append(found[len(found) - (len(tokens) - end)])
-        self._proposed, self._at = found, len(tokens)
-        return found
+        drafted = self._tokens[end : end + n]
+        while len(drafted) < n:  # the text repeats within the draft
+            drafted.append(drafted[len(drafted) - (len(tokens) - end)])
+        self._proposed, self._at = drafted, len(tokens)
+        return drafted
 
     def _adapt(self, tokens: Sequence[int]) -> None:
         """Choose the next draft's length, and the pause before it, from the accepted length."""
@@ -127,14 +127,14 @@ class NGramDraft(Draft):
 
 
 def with_ngrams(
-    own: Draft | None, session: Session, ngrams: NGrams | None, n_max: int
+    other: Draft | None, session: Session, ngrams: NGrams | None, n_max: int
 ) -> Draft | None:
-    """The drafter of a session: n-grams, then `own`, whose drafts have up to n_max tokens.
+    """The drafter of a session: n-grams, then `other`, whose drafts have up to n_max tokens.
 
     N-grams that the user did not ask for are left out if there is another drafter, or if they may
     cost more than they gain. Raises ValueError for sizes out of range.
     """
-    if ngrams is None or not (ngrams.asked or (own is None and suits(session))):
-        return own
+    if ngrams is None or not (ngrams.asked or (other is None and suits(session))):
+        return other
     first = NGramDraft(ngrams.size_n, ngrams.size_m)
-    return first if own is None else FirstDraft(first, own, n_max)
+    return first if other is None else FirstDraft(first, other, n_max)

@@ -48,20 +48,20 @@ def read_pages(kv: KVCache, loaded: LoadedModel, first: int, n_tokens: int) -> n
     uint8 [n_page, page_bytes]; positions that are not held are 0. Raises KVFileError, MemoryError.
     """
     n_page = -(-n_tokens // PAGE) - first
-    found = np.empty((n_page, page_bytes(loaded, kv.types)), np.uint8)
+    pages = np.empty((n_page, page_bytes(loaded, kv.types)), np.uint8)
     held: tuple[np.ndarray, np.ndarray] | None = None
     for part in _parts(loaded, kv.types):
         if not part.value:
             held = kv.read(part.layer, n_tokens, first)
         assert held is not None
         data = np.ascontiguousarray(held[part.value]).reshape(-1).view(np.uint8)
-        to = found[:, part.first : part.end]
+        to = pages[:, part.first : part.end]
         n_whole, size = len(data) // to.shape[1], to.shape[1]
         to[:n_whole] = data[: n_whole * size].reshape(-1, size)
         if n_whole < n_page:
             rest = data[n_whole * size :]
             to[n_whole, : len(rest)], to[n_whole, len(rest) :] = rest, 0
-    return found
+    return pages
 
 
 def write_pages(

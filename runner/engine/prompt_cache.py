@@ -38,7 +38,7 @@ VERSION = 1  # of the hashes' content, and of the pages
 _NONE, _NO_TOKENS = np.zeros(0, np.uint8), np.zeros(0, np.int32)
 
 
-class _Found(NamedTuple):
+class _Prefix(NamedTuple):
     """The stored part of a prompt: whole pages, and an end if `end` is set."""
 
     names: list[bytes]
@@ -130,19 +130,19 @@ class PromptCache:
         """
         held, tokens = session.n_past, np.asarray(ids, np.int32)
         root, states = self._root(session, scope), session.has_states
-        found = self._find(root, tokens[:-1] if states else tokens, states=states)
-        n_tokens = min(found.n_tokens, session.n_ctx, len(tokens) - 1)
+        prefix = self._find(root, tokens[:-1] if states else tokens, states=states)
+        n_tokens = min(prefix.n_tokens, session.n_ctx, len(tokens) - 1)
         if n_tokens < held + least:
             return held
         # Truncating recurrent layers computes tokens again, unless all are dropped.
         first = 0 if session.has_states else held // PAGE
-        records = self._read(found, first, -(-n_tokens // PAGE))
+        records = self._read(prefix, first, -(-n_tokens // PAGE))
         n_tokens = min(n_tokens, (first + len(records)) * PAGE)
         state = None
         if session.has_states:
-            if n_tokens < found.n_tokens or found.end is None:
+            if n_tokens < prefix.n_tokens or prefix.end is None:
                 return held
-            state = found.end.state.view(np.float32)
+            state = prefix.end.state.view(np.float32)
         if n_tokens < held + least:
             return held
         session.truncate(first * PAGE)
@@ -157,7 +157,7 @@ class PromptCache:
         self.n_restored += sum(map(len, pages))
         self.n_restored_tokens += n_tokens - held
         now = time.time()
-        for i, name in enumerate(found.names):
+        for i, name in enumerate(prefix.names):
             self._touch(name, _due(now, len(tokens), i))
         self._make_room()
         return n_tokens
@@ -189,7 +189,7 @@ class PromptCache:
         text = json.dumps([VERSION, self._salt, scope]).encode()
         return _digest(self._identities[session] + text)
 
-    def _find(self, root: bytes, tokens: np.ndarray, *, states: bool) -> _Found:
+    def _find(self, root: bytes, tokens: np.ndarray, *, states: bool) -> _Prefix:
         """The stored part of a prompt.
 
         With states only up to an end, as a state is needed there.
@@ -203,20 +203,20 @@ class PromptCache:
         if not states:
             end = self._get(_end_of(nodes[-1]))
             n = 0 if end is None else _n_same(end.tokens, tokens[len(names) * PAGE :])
-            return _Found(names, end, len(names) * PAGE + n)
+            return _Prefix(names, end, len(names) * PAGE + n)
         for n in range(len(names), -1, -1):
             rest: np.ndarray = tokens[n * PAGE :]
             for name in (_end_of(nodes[n]), _state_of(nodes[n])):
                 end = self._get(name)
                 if end is not None and _n_same(end.tokens, rest) == len(end.tokens):
-                    return _Found(names[:n], end, n * PAGE + len(end.tokens))
-        return _Found(names, None, 0)
+                    return _Prefix(names[:n], end, n * PAGE + len(end.tokens))
+        return _Prefix(names, None, 0)
 
-    def _read(self, found: _Found, first: int, n_page: int) -> list[Record]:
+    def _read(self, prefix: _Prefix, first: int, n_page: int) -> list[Record]:
         """The records of pages first .. n_page - 1, up to the first that cannot be read."""
         records: list[Record] = []
         for i in range(first, n_page):
-            record = self._get(found.names[i]) if i < len(found.names) else found.end
+            record = self._get(prefix.names[i]) if i < len(prefix.names) else prefix.end
             if record is None or (records and len(record.data) != len(records[0].data)):
                 break
             records.append(record)
@@ -227,12 +227,12 @@ class PromptCache:
 
     def _get(self, name: bytes) -> Record | None:
         """A record; one from a file is then kept in RAM."""
-        found = self._records.get(name)
-        if found is None and self._files is not None:
-            found = self._files.read(name)
-            if found is not None:
-                self._hold(name, found, time.time())
-        return found
+        record = self._records.get(name)
+        if record is None and self._files is not None:
+            record = self._files.read(name)
+            if record is not None:
+                self._hold(name, record, time.time())
+        return record
 
     def _add(self, name: bytes, record: Record, due: float) -> None:
         self.n_kept += record.n_byte
@@ -255,9 +255,9 @@ class PromptCache:
 
     def _drop(self, name: bytes) -> None:
         """Drop a record from RAM, if it is there."""
-        if (found := self._records.pop(name, None)) is not None:
+        if (record := self._records.pop(name, None)) is not None:
             del self._due[name]
-            self.ram_bytes -= found.n_byte
+            self.ram_bytes -= record.n_byte
 
     def _make_room(self) -> None:
         """Drop the records of RAM that are due first, if there are too many bytes."""
@@ -297,11 +297,11 @@ def _digest(data: bytes) -> bytes:
 
 def _chain(root: bytes, tokens: np.ndarray) -> list[bytes]:
     """The names of the whole pages of a sequence."""
-    found, name = [], root
+    names, name = [], root
     for first in range(0, len(tokens) - PAGE + 1, PAGE):
         name = _digest(name + tokens[first : first + PAGE].tobytes())
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _n_same(a: np.ndarray, b: np.ndarray) -> int:

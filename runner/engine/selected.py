@@ -24,6 +24,6 @@ def selected(sel: Selection, pos: int, window: int) -> Selected:
     mask = np.zeros((sel.n_row, pos + 1), bool)
     for row in range(sel.n_row):
         blocks = sel.indices[sel.indptr[row] : sel.indptr[row + 1]].astype(np.int64)
-        found = (blocks[:, None] * sel.block + np.arange(sel.block)).ravel()
-        mask[row, found[(found >= first) & (found <= pos)]] = True
+        positions = (blocks[:, None] * sel.block + np.arange(sel.block)).ravel()
+        mask[row, positions[(positions >= first) & (positions <= pos)]] = True
     return Selected(tuple(np.flatnonzero(row) for row in mask), mask)

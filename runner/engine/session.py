@@ -529,10 +529,10 @@ class Session(Generating):
         """
         self._check_open()
         self._fetch_states()
-        found = [(n, values.copy()) for n, values in self._states.kept() if n < self.n_past]
+        states = [(n, values.copy()) for n, values in self._states.kept() if n < self.n_past]
         if self._states.n_tokens == self.n_past and self.has_states:
-            found.append((self.n_past, self._states.live.copy()))
-        return found
+            states.append((self.n_past, self._states.live.copy()))
+        return states
 
     def append_pages(
         self, ids: Sequence[int], pages: Sequence[np.ndarray], state: np.ndarray | None = None
@@ -548,8 +548,8 @@ class Session(Generating):
         n_page, size = -(-len(tokens) // PAGE), page_bytes(self._loaded, self.kv_types)
         if before % PAGE:
             raise ValueError(f"the session holds {before} tokens, expected whole pages of {PAGE}")
-        if (found := [page.nbytes for page in pages]) != [size] * n_page:
-            raise ValueError(f"pages have {found} bytes, expected {n_page} of {size}")
+        if (sizes := [page.nbytes for page in pages]) != [size] * n_page:
+            raise ValueError(f"pages have {sizes} bytes, expected {n_page} of {size}")
         if (state is not None) != self.has_states or (
             state is not None and state.size != self._states.live.size
         ):
@@ -626,10 +626,10 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
-            own = [self._loaded.hp.of_cache(layer) for layer in self._loaded.model.kv_layers]
+            caches = [self._loaded.hp.of_cache(layer) for layer in self._loaded.model.kv_layers]
             rows = [
                 ((len(tokens), hp.n_head_kv), kv_row(type, hp.head_dim))
-                for hp in own
+                for hp in caches
                 for type in types
             ]
             sizes = [math.prod(shape) * row.itemsize for shape, row in rows]
@@ -644,7 +644,7 @@ class Session(Generating):
             arrays = saved.arrays(sizes + states)
             with self._restoring():
                 self._kv.reserve(0, len(tokens))  # even if no layer has keys
-                for layer in range(len(own)):
+                for layer in range(len(caches)):
                     both = rows[2 * layer : 2 * layer + 2]
                     k, v = (np.ndarray(shape, row, next(arrays)) for shape, row in both)
                     self._kv.write(layer, k, v)
@@ -856,8 +856,8 @@ def _whole_cache(model: Model, stages: Sequence[Stage]) -> KVCache:
     if len(stages) == 1:
         return stages[0].kv
     layers = model.kv_layers
-    own = [[i for i, layer in enumerate(layers) if layer in stage.layers] for stage in stages]
-    return CompositeKV([(mine, stage.kv) for mine, stage in zip(own, stages, strict=True)])
+    of_stages = [[i for i, layer in enumerate(layers) if layer in stage.layers] for stage in stages]
+    return CompositeKV([(mine, stage.kv) for mine, stage in zip(of_stages, stages, strict=True)])
 
 
 def _selector_shape(

@@ -100,11 +100,11 @@ class SessionFile:
         Raises SessionFileError before the first one if they are not, and if the file has changed
         since it was opened.
         """
-        found = [size for size, _ in self._table] if self._table is not None else [sum(sizes)]
+        held = [size for size, _ in self._table] if self._table is not None else [sum(sizes)]
         expected = list(sizes) if self._table is not None else [self._end - self._at]
-        if found != expected:
+        if held != expected:
             raise self.error(
-                f"has {len(found)} arrays of {sum(found)} bytes, expected {len(expected)} of "
+                f"has {len(held)} arrays of {sum(held)} bytes, expected {len(expected)} of "
                 f"{sum(expected)}"
             )
         return self._arrays(sizes)
@@ -185,10 +185,10 @@ class SessionFile:
 
     def _read(self, at: int, size: int) -> bytes:
         """Bytes of the file. Raises SessionFileError if it has become shorter."""
-        found = bytearray()
-        while len(found) < size:
-            part = os.pread(self._file, size - len(found), at + len(found))
+        data = bytearray()
+        while len(data) < size:
+            part = os.pread(self._file, size - len(data), at + len(data))
             if not part:
                 raise SessionFileError(f"{self.path} was cut off while it was read: read it again")
-            found += part
-        return bytes(found)
+            data += part
+        return bytes(data)

@@ -50,8 +50,8 @@ def spans(reads: Reads, fields: Fields) -> Spans:
     n_tok, pos = map(int, fields.array("step")[:2])
     low = high = 0
     if reads.found:
-        found = fields.array(reads.found).reshape(-1)[reads.first :: reads.every]
-        low, high = int(found.min()), int(found.max())
+        positions = fields.array(reads.found).reshape(-1)[reads.first :: reads.every]
+        low, high = int(positions.min()), int(positions.max())
     block, x, y = (fields[name] if name else 0 for name in (reads.block, reads.x, reads.y))
     first, end, other, last = reads.spans(low, high, block, x, y, n_tok, pos)
     return [(a, b) for a, b in ((first, end), (other, last)) if a < b]

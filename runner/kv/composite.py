@@ -66,14 +66,14 @@ class CompositeKV(KVCache):
 
     def read(self, layer: int, n_tokens: int, page: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Copies of K and V from a page on to position n_tokens, kv_row [n, n_head_kv]."""
-        kv, own = self._of[layer]
-        return kv.read(own, n_tokens, page)
+        kv, at = self._of[layer]
+        return kv.read(at, n_tokens, page)
 
     def write(self, layer: int, k: np.ndarray, v: np.ndarray, page: int = 0) -> None:
         """Set K and V from the first position of a page on; other types are converted."""
         self.reserve(page * PAGE, page * PAGE + len(k))  # also needed if no layer has keys
-        kv, own = self._of[layer]
-        kv.write(own, k, v, page)
+        kv, at = self._of[layer]
+        kv.write(at, k, v, page)
 
     def pages_from(self, first: int) -> list[Any]:
         """A copy of all layers' pages that hold positions from `first` on, for `put_back`."""
@@ -92,8 +92,8 @@ class CompositeKV(KVCache):
 
     def view(self, layer: int) -> KVView:
         """The view of a layer that kernels use."""
-        kv, own = self._of[layer]
-        return kv.view(own)
+        kv, at = self._of[layer]
+        return kv.view(at)
 
     def expect(self, *, choosing: bool) -> None:
         """Announce, before recording, whether a method selects what decode steps read."""
@@ -122,16 +122,16 @@ class CompositeKV(KVCache):
 
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` may have to be called. Raises ValueError if impossible."""
-        found = {at: kv for kv in self._caches for at in kv.stops(program)}
-        self._stops[program] = found
-        return sorted(found)
+        owners = {at: kv for kv in self._caches for at in kv.stops(program)}
+        self._stops[program] = owners
+        return sorted(owners)
 
     def due(self, program: Program, stops: list[int]) -> list[int]:
         """Those of `stops` that this pass needs. Raises KVFileError, ValueError."""
-        of, found = self._stops[program], list[int]()
+        of, due = self._stops[program], list[int]()
         for kv in self._caches:
-            found += kv.due(program, [at for at in stops if of[at] is kv])
-        return sorted(found)
+            due += kv.due(program, [at for at in stops if of[at] is kv])
+        return sorted(due)
 
     def begin(self, pos: int, n_tok: int) -> None:
         """Begin a pass that writes positions pos .. pos + n_tok - 1."""
@@ -161,11 +161,11 @@ class CompositeKV(KVCache):
     @property
     def counts(self) -> KVCounts | None:
         """The sums of all files' and frames' counters; None if there are none."""
-        found = [kv.counts for kv in self._caches if kv.counts is not None]
-        if not found:
+        counted = [kv.counts for kv in self._caches if kv.counts is not None]
+        if not counted:
             return None
         names = KVCounts.__slots__
-        return KVCounts(*(sum(getattr(counts, name) for counts in found) for name in names))
+        return KVCounts(*(sum(getattr(counts, name) for counts in counted) for name in names))
 
 
 def divided(n_bytes: int, sizes: Sequence[int]) -> list[int]:

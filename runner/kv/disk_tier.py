@@ -85,17 +85,17 @@ class DiskTier(KVCache):
         if self._bank is None:
             return replace(self._counts)
         n_hit, n_miss, n_read = self._bank.counted
-        own, sides = self._counts, len(self._sides)
+        counts, sides = self._counts, len(self._sides)
         unit = self._bank.unit * self.types.row_bytes(self._hp.head_dim)
         asked = unit * (n_hit + n_miss)
         return KVCounts(
-            own.n_hit + sides * n_hit,
-            own.n_miss + sides * n_miss,
-            own.n_ahead,
-            own.n_read + n_read,
-            own.n_written,
-            own.n_chosen + asked,
-            own.n_covered + asked,
+            counts.n_hit + sides * n_hit,
+            counts.n_miss + sides * n_miss,
+            counts.n_ahead,
+            counts.n_read + n_read,
+            counts.n_written,
+            counts.n_chosen + asked,
+            counts.n_covered + asked,
         )
 
     @property
@@ -144,7 +144,7 @@ class DiskTier(KVCache):
         """
         self._settle(wait=True, check=False)
         self._join()
-        n_page, found = -(-n_tokens // PAGE) - page, []
+        n_page, both = -(-n_tokens // PAGE) - page, []
         for side in self._sides:
             pages = np.zeros((n_page, *side.frames.shape[1:]), side.frames.dtype)
             n_unit = side.page_bytes // side.unit_bytes
@@ -152,8 +152,8 @@ class DiskTier(KVCache):
             for i in range(n_page):
                 side.read_page(layer, page + i, units[i])
             rows = pages.swapaxes(1, 2)
-            found.append(rows.reshape(n_page * PAGE, *rows.shape[2:])[: n_tokens - page * PAGE])
-        return found[0], found[1]
+            both.append(rows.reshape(n_page * PAGE, *rows.shape[2:])[: n_tokens - page * PAGE])
+        return both[0], both[1]
 
     def pages_from(self, first: int) -> list[Any]:
         """Copies of all layers' pages that hold positions from `first` on, for `put_back`."""
@@ -177,11 +177,11 @@ class DiskTier(KVCache):
             self._bank.truncate(page * PAGE)
         self._kept.clear()
         for side, rows, type in zip(self._sides, (k, v), self.types, strict=True):
-            own = as_type(rows, type)
+            converted = as_type(rows, type)
             side.drop(layer, page)
-            for start in range(0, len(own), PAGE):
+            for start in range(0, len(converted), PAGE):
                 at = page + start // PAGE
-                part = own[start : start + PAGE].swapaxes(0, 1)
+                part = converted[start : start + PAGE].swapaxes(0, 1)
                 if part.shape[1] == PAGE:
                     units = np.ascontiguousarray(part).view(np.uint8).reshape(-1, side.unit_bytes)
                     side.write_page(layer, at, units)
@@ -225,12 +225,12 @@ class DiskTier(KVCache):
             bank.open(block)
             bank.record_begin(program, step)
             banked.first = *said, layer
-        own = np.array(banked.first, np.int64)  # the first layer follows the last one
-        assert len(own) == ops.BANK_AHEAD_SIZE
-        banked.ahead.append(own)
+        ahead = np.array(banked.first, np.int64)  # the first layer follows the last one
+        assert len(ahead) == ops.BANK_AHEAD_SIZE
+        banked.ahead.append(ahead)
 
         def read(how: dict[str, Any]) -> None:
-            self._record_read(program, own, how)
+            self._record_read(program, ahead, how)
 
         return bank.record(program, step, op, fields, layer, read)
 
@@ -277,14 +277,14 @@ class DiskTier(KVCache):
 
     def stops(self, program: Program) -> list[int]:
         """The calls before which `fetch` may have to be called. Raises ValueError if impossible."""
-        own = [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
-        calls = [program.calls[i] for i in own]
+        stops = [i for i, call in enumerate(program.calls) if self._fetches(call, program)]
+        calls = [program.calls[i] for i in stops]
         chosen = {reads.fields_of(call, program).values.get("indices") for call in calls}
         chosen.discard(None)
         calls += [call for call in program.calls if call.values and chosen & {*call.values}]
         if any(reads.reads_all(call, program) for call in calls):
             self._check(self._n_page + MARGIN, "a method that reads every key")
-        return own
+        return stops
 
     def _fetches(self, call: Call, program: Program) -> bool:
         """Whether an op reads pages of this cache."""
@@ -478,9 +478,9 @@ class DiskTier(KVCache):
         """Wait for all Loads, then raise the first error among them."""
         errors = []
         for i, futures, load in started:
-            found = [future.exception() for future in futures]
-            errors += [error for error in found if error is not None]
-            if not any(found):
+            raised = [future.exception() for future in futures]
+            errors += [error for error in raised if error is not None]
+            if not any(raised):
                 self._sides[i].loaded(load)
         if errors:
             raise errors[0]
@@ -511,8 +511,8 @@ class DiskTier(KVCache):
         busy = {(layer, i, int(p)) for _, layer, i, pages in self._writing for p in pages}
         for layer in range(self._hp.n_layer):
             for i, side in enumerate(self._sides):
-                found = side.dirty_pages(layer, end)
-                pages = np.array([p for p in found if (layer, i, int(p)) not in busy], np.int64)
+                dirty = side.dirty_pages(layer, end)
+                pages = np.array([p for p in dirty if (layer, i, int(p)) not in busy], np.int64)
                 if len(pages):
                     job = self._writer.submit(side.write, layer, pages)
                     self._writing.append((job, layer, i, pages))
@@ -556,13 +556,13 @@ class _SpanReader:
         """The pages that it reads, of n_page; None if they are many, or unknown yet."""
         if not self._is_known:
             return None
-        found = set[int]()
+        pages = set[int]()
         for first, end in reads.spans(self._reads, self._fields):
             last = min(-(-end // PAGE), n_page)
             if last - first // PAGE > MOST_KEPT:
                 return None
-            found.update(range(first // PAGE, last))
-        return found
+            pages.update(range(first // PAGE, last))
+        return pages
 
 
 class _Banked:

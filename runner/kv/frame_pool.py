@@ -24,10 +24,10 @@ class OutOfFramesError(RuntimeError):
 
 
 class Load(NamedTuple):
-    """Units to read: their numbers in the file, ascending, and their positions in the frames."""
+    """Units to read: their numbers in the file, ascending, and their rows in the frames' memory."""
 
     numbers: np.ndarray  # int64 [n]
-    places: np.ndarray  # int64 [n]
+    rows: np.ndarray  # int64 [n]
     read: Callable[[np.ndarray, np.ndarray], None]
 
     def run(self, part: int = 0, n_part: int = 1) -> None:
@@ -35,7 +35,7 @@ class Load(NamedTuple):
         n = len(self.numbers)
         some = slice(n * part // n_part, n * (part + 1) // n_part)
         if some.start < some.stop:
-            self.read(self.numbers[some], self.places[some])
+            self.read(self.numbers[some], self.rows[some])
 
 
 class Frames:
@@ -80,9 +80,9 @@ class Frames:
         OutOfFramesError; then nothing has changed except evicted pages.
         """
         pages = np.flatnonzero(need.any(axis=1))
-        found = self.table[layer, pages]
-        held = found >= 0
-        self._pinned[found[held]] = True
+        frames = self.table[layer, pages]
+        held = frames >= 0
+        self._pinned[frames[held]] = True
         absent = pages[~held]
         if ahead:
             absent = absent[: len(self._free) + len(self._idle())]
@@ -98,12 +98,12 @@ class Frames:
         self._used[frames] = self._asked[layer]
         rows, columns = np.nonzero(need[pages] & ~self._valid[frames])
         numbers = (layer * self._n_page + pages[rows]) * self._per_page + columns
-        places = frames[rows] * self._per_page + columns
-        return Load(numbers, places, lambda n, p: self._units.read(n, self._memory, p))
+        memory_rows = frames[rows] * self._per_page + columns
+        return Load(numbers, memory_rows, lambda n, p: self._units.read(n, self._memory, p))
 
     def loaded(self, load: Load) -> None:
         """Note that a Load's units are valid."""
-        self._valid.reshape(-1)[load.places] = True
+        self._valid.reshape(-1)[load.rows] = True
 
     def limit(self, n_frame: int) -> None:
         """Use only the first n_frame frames; call it before any is used."""

@@ -134,9 +134,9 @@ class GpuPageCache(KVCache):
         assert k.shape[:2] == v.shape[:2]
         self.reserve(page * PAGE, page * PAGE + len(k))
         for stored, rows, type in zip(self._store, (k, v), self.types, strict=True):
-            own, first = as_type(rows, type), self._n_page * layer + page
-            for start in range(0, len(own), PAGE):
-                part = own[start : start + PAGE].swapaxes(0, 1)
+            converted, first = as_type(rows, type), self._n_page * layer + page
+            for start in range(0, len(converted), PAGE):
+                part = converted[start : start + PAGE].swapaxes(0, 1)
                 stored[first + start // PAGE, :, : part.shape[1]] = part
         self._drop()
 
@@ -160,12 +160,12 @@ class GpuPageCache(KVCache):
         fields: dict[str, Any],
     ) -> dict[str, Any]:
         """Record that what an op will read is fetched to frames, or to the token bank."""
-        found = None
+        banked = None
         if token_bank.may_serve(op, constants):
-            found = self._banked(program, step, op, fields)
-        if found is None:
+            banked = self._banked(program, step, op, fields)
+        if banked is None:
             self._record_fetch(program, step, op, fields, constants.get("q_block", 1))
-        return found or fields
+        return banked or fields
 
     def record_begin(self, program: Program, step: np.ndarray) -> None:
         """Record that a chunk's positions get frames, before anything is written to them."""
@@ -228,7 +228,7 @@ class GpuPageCache(KVCache):
         at = fields["k_table"].ctypes.data - self._table.ctypes.data
         layer = at // self._table.strides[0]
         told_by = reads.found, reads.block, reads.x, reads.y
-        found, block, x, y = (fields.get(name) for name in told_by)
+        listed, block, x, y = (fields.get(name) for name in told_by)
         program.add(
             ops.KV_EVICT,
             (reads.name,),
@@ -240,8 +240,8 @@ class GpuPageCache(KVCache):
             marks=self._marks,
             missing=self._missing,
             counts=self._counts,
-            found=found,
-            n_found=0 if found is None else found.size // reads.every,
+            found=listed,
+            n_found=0 if listed is None else listed.size // reads.every,
             block=block,
             x=x,
             y=y,

@@ -70,8 +70,8 @@ class PageFiles:
     def read(self, name: bytes) -> Record | None:
         """The record; None if there is none, or its file is damaged, which is then removed."""
         with self._lock:
-            if (found := self._waiting.get(name)) is not None:
-                return found
+            if (record := self._waiting.get(name)) is not None:
+                return record
         path = self._path(name)
         try:
             with open_private(path) as file:
@@ -108,8 +108,8 @@ class PageFiles:
     def remove(self, name: bytes) -> None:
         """Remove a record, even one that is queued or being written."""
         with self._lock:
-            if (found := self._waiting.pop(name, None)) is not None:
-                self._n_waiting -= found.n_byte
+            if (record := self._waiting.pop(name, None)) is not None:
+                self._n_waiting -= record.n_byte
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
@@ -175,11 +175,11 @@ class PageFiles:
 
     def _make_room(self) -> None:
         """Remove the files that are due first if there are too many bytes."""
-        found = sorted(self._files())
-        self.held, self._since = sum(size for _, size, _ in found), 0
+        files = sorted(self._files())
+        self.held, self._since = sum(size for _, size, _ in files), 0
         if self.held <= self.n_byte:
             return
-        for _, size, path in found:
+        for _, size, path in files:
             if self.held <= self.n_byte - self.n_byte // ROOM:
                 break
             with contextlib.suppress(OSError):
@@ -203,8 +203,8 @@ class PageFiles:
 
 def _entries(folder: str | Path) -> Sequence[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        with os.scandir(folder) as entries:
+            return list(entries)
     except OSError:
         return []
 

@@ -26,9 +26,9 @@ class PageStore:
         self.types, self.n_layer, self._n_slot = types, hp.n_layer, n_slot
         self.pool = PagePool(n_slot)
         shape = (n_slot * hp.n_layer, hp.n_head_kv, PAGE)
-        own = types[:1] if hp.latent.n_latent else types  # a latent is both K and V
+        stored = types[:1] if hp.latent.n_latent else types  # a latent is both K and V
         self._maps, self._arrays = zip(
-            *(huge_zeros(shape, kv_row(type, hp.head_dim)) for type in own), strict=True
+            *(huge_zeros(shape, kv_row(type, hp.head_dim)) for type in stored), strict=True
         )
         self.k, self.v = self._arrays[0], self._arrays[-1]  # kv_row [n_slot * n_layer, ...]
 
@@ -39,10 +39,10 @@ class PageStore:
 
     def copied(self, slot: int) -> int:
         """A new slot with the same contents. Raises OutOfPagesError."""
-        own = self.pool.take()
+        copy = self.pool.take()
         for pages in self.slots:
-            pages[own] = pages[slot]
-        return own
+            pages[copy] = pages[slot]
+        return copy
 
     def give_back(self, slots: list[int]) -> None:
         """Release slots; the memory of those that no sequence holds returns to the system."""

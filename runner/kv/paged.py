@@ -94,9 +94,9 @@ class PagedKV(KVCache):
         self.reserve(page * PAGE, page * PAGE + len(k))
         view = self.view(layer)
         for pages, rows, type in zip((view.k, view.v), (k, v), self.types, strict=True):
-            own = as_type(rows, type)
+            converted = as_type(rows, type)
             for start in range(0, len(rows), PAGE):
-                part = own[start : start + PAGE]
+                part = converted[start : start + PAGE]
                 pages[self._table[page + start // PAGE], :, : len(part)] = part.swapaxes(0, 1)
 
     def pages_from(self, first: int) -> list[Any]:

@@ -106,11 +106,11 @@ class RecurrentStates:
         Snapshots of more than n_tokens tokens are dropped, as the sequence continues differently.
         """
         self._snapshots = [s for s in self._snapshots if s.n_tokens <= n_tokens]
-        found = self._snapshots[-1] if self._snapshots else None
-        n_found = 0 if found is None else found.n_tokens
+        newest = self._snapshots[-1] if self._snapshots else None
+        n_found = 0 if newest is None else newest.n_tokens
         if self._n_tokens is not None and n_found <= self._n_tokens <= n_tokens:
             return self._n_tokens
-        self.live[:] = 0 if found is None else found.values
+        self.live[:] = 0 if newest is None else newest.values
         self._n_tokens = n_found
         return n_found
 

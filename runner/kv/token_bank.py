@@ -115,13 +115,13 @@ class TokenBank:
         # A layer whose candidates are scored in the bank looks units up twice in a pass.
         self._n_call = max(self._n_call, self._hp.n_layer * (2 if scores else 1))
         rows = np.zeros(len(indices), np.int32)
-        found = {name: self._maps[name] for name in ("slots", "missing", "n_missing")}
+        maps = {name: self._maps[name] for name in ("slots", "missing", "n_missing")}
         sizes = {name: self._sizes[name] for name in ("n_head_kv", "n_unit", "n_slot", "unit")}
         common: dict[str, Any] = {
             "step": step,
             "state": self._state,
             "layer": layer,
-            **found,
+            **maps,
             **sizes,
         }
         program.add(
@@ -169,9 +169,9 @@ class TokenBank:
             return
         slots = self._maps["slots"][:, :, n_tokens // self.unit :]
         for h in range(slots.shape[1]):
-            found = slots[:, h][slots[:, h] >= 0]
-            self._maps["owner"][h, found] = -1
-            self._maps["used"][h, found] = -ops.KV_OLD
+            dropped = slots[:, h][slots[:, h] >= 0]
+            self._maps["owner"][h, dropped] = -1
+            self._maps["used"][h, dropped] = -ops.KV_OLD
         slots[...] = -1
 
     def open(self, block: int) -> None:

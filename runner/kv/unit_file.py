@@ -109,23 +109,23 @@ class Units:
             self.sums[first : first + len(page)] = checksums(page, rows)
             first += len(page)
 
-    def read(self, numbers: np.ndarray, memory: np.ndarray, places: np.ndarray) -> None:
-        """Read units `numbers`, int64 ascending, to rows `places` of memory, uint8 [n, size].
+    def read(self, numbers: np.ndarray, memory: np.ndarray, rows: np.ndarray) -> None:
+        """Read units `numbers`, int64 ascending, to these rows of memory, uint8 [n, size].
 
         Raises KVFileError.
         """
         jumps = np.not_equal(np.diff(numbers), 1)
-        buffers = _cuts(jumps | np.not_equal(np.diff(places), 1), len(numbers))
+        buffers = _cuts(jumps | np.not_equal(np.diff(rows), 1), len(numbers))
         data, size = _bytes(memory), self._size
         call: list[memoryview] = []
         for first, last in buffers:
-            at = int(places[first]) * size
+            at = int(rows[first]) * size
             call.append(data[at : at + (last - first) * size])
             if last == len(numbers) or jumps[last - 1]:
                 end = self.start + (int(numbers[last - 1]) + 1) * size
                 self._file.read(end - sum(map(len, call)), call)
                 call = []
-        if not np.array_equal(checksums(memory, places), self.sums[numbers]):
+        if not np.array_equal(checksums(memory, rows), self.sums[numbers]):
             raise self._file.damaged()
 
 

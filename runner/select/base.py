@@ -138,13 +138,13 @@ class ParameterError(ValueError):
 
     def told(self, names: Mapping[str, str]) -> str:
         """The message with the values and the expectation; names: the user's name of each field."""
-        found = ", ".join(f"{names.get(x, x)} is {value!r}" for x, value in self.values.items())
+        values = ", ".join(f"{names.get(x, x)} is {value!r}" for x, value in self.values.items())
         expected = re.sub(r"(\w+) % (\w+) == 0", r"\1 a multiple of \2", self.expected)
         if listed := re.fullmatch(r"\w+ in \((.*)\)", expected):
             *more, last = (choice.strip(" '") for choice in listed[1].split(","))
-            return f"{found}, expected {', '.join(more)} or {last}"
+            return f"{values}, expected {', '.join(more)} or {last}"
         words = re.split(r"(\w+)", expected)
-        return f"{found}, expected {''.join(names.get(word, word) for word in words)}"
+        return f"{values}, expected {''.join(names.get(word, word) for word in words)}"
 
 
 KINDS: dict[Any, tuple[Any, str]] = {  # the types of parameters, and how messages call them

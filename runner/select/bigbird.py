@@ -62,13 +62,13 @@ def following(state: int) -> int:
 
 def draw(n: int, population: range, key: int) -> list[int]:
     """A uniform sample of n of a range, ascending: Knuth's algorithm S."""
-    found: list[int] = []
+    drawn: list[int] = []
     state = following(following(key))  # neighbouring keys differ little, their states do
     for i in population:
         state = following(state)
-        if (state >> 33) % (population.stop - i) < n - len(found):
-            found.append(i)
-    return found
+        if (state >> 33) % (population.stop - i) < n - len(drawn):
+            drawn.append(i)
+    return drawn
 
 
 def draw_key(seed: int, n_head_kv: int, head: int, at: int) -> int:

@@ -203,7 +203,7 @@ def shared(p: CPE, similar: list[np.ndarray]) -> list[int]:
     similar: of each row the cosines with its references, the most recent one last.
     """
     above = [np.flatnonzero(cosine > p.tau) for cosine in similar]
-    recent = [int(found[-1]) if len(found) else -1 for found in above]
+    recent = [int(each[-1]) if len(each) else -1 for each in above]
     if -1 in recent:  # the keys are scored anyway: rows that no reference resembles closely join
         near = [max(cosine, default=-1.0) > p.join for cosine in similar]
         recent = [j if close else -1 for j, close in zip(recent, near, strict=True)]
@@ -328,15 +328,17 @@ class _State(SelectorState):
         lost = np.maximum(0.0, 1 - mass)
         allowed = np.array([g(delta, n) for delta, n in zip(lost, seen, strict=True)]) / 2
         entropy = np.abs(report[:, AUDIT.entropy] - report[:, AUDIT.kept_entropy])
-        found = [Bound("entropy lost, g(delta) / 2 (Eq. 24)", entropy, allowed, rounding=1e-6)]
+        bounds = [Bound("entropy lost, g(delta) / 2 (Eq. 24)", entropy, allowed, rounding=1e-6)]
         if self._params.s > 0:
             tau, scale = self._params.tau, self.shape.scale
             beta = np.array([beta_th(tau, k_max, scale) for k_max in report[:, AUDIT.max_k]])
             gap = report[:, AUDIT.best_mass] - mass
             # Eq. 14 holds for queries of unit length, and the model's are not.
-            found.append(Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False))
-            found += self._score.bounds(layer, report)
-        return found
+            bounds.append(
+                Bound("mass below the best, beta (Eq. 14)", gap, beta, holds_always=False)
+            )
+            bounds += self._score.bounds(layer, report)
+        return bounds
 
     def _drop(self, layer: int) -> int:
         """The factor of Eq. 15, in fixed point."""

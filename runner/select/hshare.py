@@ -219,10 +219,10 @@ class _State(SelectorState):
         p, shape, n_row = self._params, self.shape, self._kept.shape[1]
 
         def cost(_n_tok: int, pos: int) -> tuple[int, int]:
-            own = self._owners[layer] == np.arange(n_row * layer, n_row * (layer + 1))
+            retrieves = self._owners[layer] == np.arange(n_row * layer, n_row * (layer + 1))
             n = max(0, pos + 1 - p.sink - p.recent) * shape.head_dim
-            n_kv = int(own.reshape(shape.n_head_kv, -1).any(axis=1).sum())
-            return 2 * n * n_kv, 2 * n * int(own.sum()) * self._group
+            n_kv = int(retrieves.reshape(shape.n_head_kv, -1).any(axis=1).sum())
+            return 2 * n * n_kv, 2 * n * int(retrieves.sum()) * self._group
 
         return cost
 

@@ -60,11 +60,11 @@ class _State(SelectorState):
         rec.program.pause(choose)
         return sel
 
-    def _rows(self, found: Any, n_kv: int) -> list[np.ndarray]:
+    def _rows(self, result: Any, n_kv: int) -> list[np.ndarray]:
         """Positions of each query head, ascending. Raises ValueError for a malformed result."""
         n_head, n_head_kv = self.shape.n_head, self.shape.n_head_kv
-        one = isinstance(found, np.ndarray) and found.ndim == 1
-        sets = [found] if one or _is_numbers(found) else list(found)
+        one = isinstance(result, np.ndarray) and result.ndim == 1
+        sets = [result] if one or _is_numbers(result) else list(result)
         if len(sets) not in (1, n_head_kv, n_head):
             raise ValueError(
                 f"scores gave {len(sets)} sets of positions, expected one, {n_head_kv} (KV heads) "
@@ -80,8 +80,8 @@ class _State(SelectorState):
         return [rows[i * len(rows) // n_head].astype(np.int32) for i in range(n_head)]
 
 
-def _is_numbers(found: Any) -> bool:
-    return isinstance(found, Sequence) and all(isinstance(i, int | np.integer) for i in found)
+def _is_numbers(result: Any) -> bool:
+    return isinstance(result, Sequence) and all(isinstance(i, int | np.integer) for i in result)
 
 
 def _keys(kv: KVView, n_kv: int) -> np.ndarray:

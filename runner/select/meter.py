@@ -63,15 +63,15 @@ class Meter:
 
     def take(self) -> None:
         """Count the step whose report was written, if one was."""
-        found = self.report[self.report[..., METER.mass] >= 0].astype(np.float64)
+        rows = self.report[self.report[..., METER.mass] >= 0].astype(np.float64)
         self.last[...] = self.report
         self.report[...] = NOT_MEASURED
-        if not len(found):
+        if not len(rows):
             return
-        held, needed = found[:, METER.held], found[:, METER.needed]
+        held, needed = rows[:, METER.held], rows[:, METER.needed]
         bins = np.clip((held * N_BIN).astype(np.int64), 0, N_BIN)
         self._bins += np.bincount(bins, minlength=N_BIN + 1)
-        sums = held, found[:, METER.mass], needed == WIDER, needed == ALL
+        sums = held, rows[:, METER.mass], needed == WIDER, needed == ALL
         self._sums += [part.sum() for part in sums]
         self._n_step += 1
 
@@ -82,13 +82,13 @@ class Meter:
 
 def mass_of(meters: list[Meter]) -> Mass | None:
     """The sum of the meters of a session's devices; None if nothing was measured."""
-    found = [meter.counts() for meter in meters]
-    bins = np.sum([bins for bins, _, _ in found], axis=0)
+    counts = [meter.counts() for meter in meters]
+    bins = np.sum([bins for bins, _, _ in counts], axis=0)
     n = int(np.sum(bins))
     if n == 0:
         return None
-    held, chosen, wider, dense = np.sum([sums for _, sums, _ in found], axis=0) / n
+    held, chosen, wider, dense = np.sum([sums for _, sums, _ in counts], axis=0) / n
     below = int(np.searchsorted(np.cumsum(bins), 0.05 * n, side="right"))
-    n_step = max(n_step for _, _, n_step in found)
+    n_step = max(n_step for _, _, n_step in counts)
     p5 = min(1.0, below / N_BIN)
     return Mass(n_step, float(held), p5, float(chosen), float(wider), float(dense))

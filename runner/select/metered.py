@@ -248,8 +248,8 @@ class _State(SelectorState):
 
     def _measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether a layer leaves anything out."""
-        own = self.shape.window[layer]
-        return rec.n_tok == 1 and not own and not self._inner.reads_all(rec, layer, sel)
+        window = self.shape.window[layer]
+        return rec.n_tok == 1 and not window and not self._inner.reads_all(rec, layer, sel)
 
     def _record_means(self, rec: Recording, layer: int, kv: KVView) -> None:
         shape = self.shape
@@ -307,7 +307,7 @@ class _State(SelectorState):
         lse: np.ndarray,
     ) -> None:
         assert self.meter is not None
-        p, shape, own = self._params, self.shape, self._rows(sel.n_row)
+        p, shape, buffers = self._params, self.shape, self._rows(sel.n_row)
         group, of_mean = shape.n_head // sel.n_row, shape.head_dim + 8
         both: dict[str, Any] = {
             "step": rec.step,
@@ -322,7 +322,7 @@ class _State(SelectorState):
             "scale": shape.scale,
         }
         names = ("left", "scores", "indices", "factors")
-        both |= {name: own[name] for name in names}
+        both |= {name: buffers[name] for name in names}
         rec.program.add(
             ops.METER_SAMPLE,
             (shape.head_dim, group),
@@ -330,7 +330,7 @@ class _State(SelectorState):
             chosen=sel.indptr,
             blocks=sel.indices,
             block=sel.block,
-            work=own["work"],
+            work=buffers["work"],
             room=self._room,
             layer=layer,
             seed=p.seed,
@@ -351,13 +351,13 @@ class _State(SelectorState):
             window=0,
             stride=1,
             least=p.mass,
-            **{name: own[name] for name in more},
+            **{name: buffers[name] for name in more},
             **both,
         )
 
     def _record_wider(self, rec: Recording, sel: Selection) -> Selection:
         """Record what is read additionally; returns the Selection of rows that need more."""
-        shape, own = self.shape, self._rows(sel.n_row)
+        shape, buffers = self.shape, self._rows(sel.n_row)
         grain = math.gcd(sel.block, self._unit)
         if (sel.n_row, grain) not in self._wider:
             self._wider[sel.n_row, grain] = Selection(
@@ -383,7 +383,7 @@ class _State(SelectorState):
             unit=self._unit,
             n_unit=self._n_unit,
             n_all=len(self._all.indices) // shape.n_head_kv,
-            **{name: own[name] for name in ("left", "scores", "needs", "bars")},
+            **{name: buffers[name] for name in ("left", "scores", "needs", "bars")},
         )
         return wider
 

@@ -41,8 +41,8 @@ def prefill_for(n_prompt: int) -> str:
 
 def names() -> list[str]:
     """The names of the methods, which are those of the files in this folder; none is imported."""
-    found = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
-    return sorted(name for name in found if name not in _NOT_METHODS)
+    modules = (m.name for m in pkgutil.iter_modules(tamis.select.__path__))
+    return sorted(name for name in modules if name not in _NOT_METHODS)
 
 
 def methods() -> dict[str, type[Selector]]:
@@ -50,9 +50,9 @@ def methods() -> dict[str, type[Selector]]:
 
     Raises MethodError.
     """
-    from tamis.select.plugins import found
+    from tamis.select.plugins import installed
 
-    return {name: method_of(name) for name in sorted({*names(), *found()})}
+    return {name: method_of(name) for name in sorted({*names(), *installed()})}
 
 
 def method_of(name: str) -> type[Selector]:
@@ -64,10 +64,10 @@ def method_of(name: str) -> type[Selector]:
     if name in names():
         method: type[Selector] = importlib.import_module(f"tamis.select.{name}").METHOD
         return method
-    from tamis.select.plugins import PluginError, found, imported
+    from tamis.select.plugins import PluginError, imported, installed
 
     try:
-        method = imported(found()[name])
+        method = imported(installed()[name])
     except PluginError as error:
         raise MethodError(str(error)) from error
     return method
@@ -179,10 +179,10 @@ def defaults_of(method: type[Selector]) -> dict[str, Any]:
 
 def _takers(role: str) -> str:
     """The methods that serve a role, for messages, without those of broken packages."""
-    from tamis.select.plugins import found
+    from tamis.select.plugins import installed
 
     serving = []
-    for name in sorted({*names(), *found()}):
+    for name in sorted({*names(), *installed()}):
         with contextlib.suppress(MethodError):
             serving += [name] if role in method_of(name).roles else []
     return ", ".join(serving)
@@ -191,12 +191,12 @@ def _takers(role: str) -> str:
 def _values(text: str, name: str, method: type[Selector], parameters: str) -> dict[str, Any]:
     """The fields that `param=value,...` sets. Raises MethodError."""
     known = parameters_of(method)
-    own = {field.name: field for field in known.values()}
+    by_field = {field.name: field for field in known.values()}
     values: dict[str, Any] = {}
     total = ""  # the field from whose common value sinks and recent tokens are subtracted
     for item in filter(None, parameters.split(",")):
         key, equals, value = item.partition("=")
-        field = known.get(key) or own.get(key)
+        field = known.get(key) or by_field.get(key)
         if field is None or not equals:
             wanted = ", ".join(map(_described, known.values())) or "no parameters"
             raise MethodError(f"{item!r} in {text!r}: {name} takes {wanted}")
@@ -243,14 +243,14 @@ def _per_layer(text: str, role: str) -> Selector:
         raise MethodError(f"{text!r}: {PARAMETERS[role]} takes one method for all layers")
     layers: dict[Selector, list[int]] = {}
     for part in re.split(r"\+(?=[a-z])", text):
-        found = re.fullmatch(r"([^@]+)@(\d{1,4})(?:-(\d{1,4}))?", part)
-        first, last = (0, -1) if found is None else (int(found[2]), int(found[3] or found[2]))
-        if found is None or last < first:
+        match = re.fullmatch(r"([^@]+)@(\d{1,4})(?:-(\d{1,4}))?", part)
+        first, last = (0, -1) if match is None else (int(match[2]), int(match[3] or match[2]))
+        if match is None or last < first:
             raise MethodError(
                 f"{part!r} in {text!r}: expected METHOD@FIRST-LAST, as in lfps@0-11+tactic@12-23"
             )
-        layers.setdefault(parse_method(found[1], role), []).extend(range(first, last + 1))
-    parts = (Part(method, tuple(sorted(own))) for method, own in layers.items())
+        layers.setdefault(parse_method(match[1], role), []).extend(range(first, last + 1))
+    parts = (Part(method, tuple(sorted(numbers))) for method, numbers in layers.items())
     try:
         return PerLayer(tuple(parts))
     except ValueError as error:
@@ -259,10 +259,10 @@ def _per_layer(text: str, role: str) -> Selector:
 
 def _parts(text: str) -> tuple[str, str | None, str]:
     """Name, content of the parentheses (None without), and parameters."""
-    found = re.fullmatch(r"([^():]*)(?:\((.*)\))?(?::([^()]*))?", text)
-    if found is None:
+    match = re.fullmatch(r"([^():]*)(?:\((.*)\))?(?::([^()]*))?", text)
+    if match is None:
         raise MethodError(f"{text!r}: expected name:param=value,... or name(method):param=value")
-    name, inner, parameters = found.groups()
+    name, inner, parameters = match.groups()
     return name, inner, parameters or ""
 
 

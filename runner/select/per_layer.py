@@ -130,5 +130,5 @@ class _State(SelectorState):
 
 def _seen_by(part: Part, shape: SelectorShape) -> SelectorShape:
     """The shape in which all layers but the part's own have a window."""
-    window = (own if i in part.layers else own or OTHERS for i, own in enumerate(shape.window))
-    return replace(shape, window=tuple(window))
+    windows = (n if i in part.layers else n or OTHERS for i, n in enumerate(shape.window))
+    return replace(shape, window=tuple(windows))

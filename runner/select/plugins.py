@@ -15,7 +15,7 @@ class PluginError(ValueError):
     """A package's selector cannot be used; the message names the package and says why."""
 
 
-def found() -> dict[str, EntryPoint]:
+def installed() -> dict[str, EntryPoint]:
     """The entry point of each selector, by name; none is imported."""
     return {point.name: point for point in entry_points(group=GROUP)}
 

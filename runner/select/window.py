@@ -50,8 +50,8 @@ class _State(SelectorState):
         self._params = params
 
     def select_prefill(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
-        p, own = self._params, self.shape.window[layer]
-        if own and own <= p.recent:  # the model itself reads less
+        p, window = self._params, self.shape.window[layer]
+        if window and window <= p.recent:  # the model itself reads less
             return super().select_prefill(rec, layer, q, kv)
         return self.windowed(rec, p.sink, p.recent, p.block)
 

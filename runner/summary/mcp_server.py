@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from tamis.formats.documents import read_document
 from tamis.summary.cache import Cache
-from tamis.summary.meter import Meter
+from tamis.summary.meter import WorkMeter
 from tamis.summary.plan import Settings
 from tamis.summary.prompts import Task
 from tamis.summary.reader import Watch
@@ -113,7 +113,7 @@ class Documents:
             raise ValueError(f"{path!r} is no file: no document was read")
         return found
 
-    def answer(self, path: str, task: Task, meter: Meter, stop: threading.Event) -> Summary:
+    def answer(self, path: str, task: Task, meter: WorkMeter, stop: threading.Event) -> Summary:
         """What a task asks about a document. meter: gets what is done; stop: ends the work.
 
         Raises ValueError, OSError, ImportError, MemoryError, RuntimeError; Stopped.
@@ -196,7 +196,7 @@ def server_of(documents: Documents) -> MCPServer[Any]:
 
 async def _call(documents: Documents, path: str, task: Task, context: Context) -> Found:
     """Read a document in a thread, and report how far it is; a client that leaves ends it."""
-    meter, stop = Meter(), threading.Event()
+    meter, stop = WorkMeter(), threading.Event()
 
     async def report() -> None:
         while True:

@@ -20,7 +20,7 @@ class Work:
     at: int = 0
 
 
-class Meter:
+class WorkMeter:
     """The remaining work, by name of a document; several threads may report to one meter."""
 
     def __init__(self, n_worker: int = 1, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,7 +9,7 @@ from tamis.engine.ngram_draft import NGrams, with_ngrams
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.summary.cache import Cache, key_of, model_digest
-from tamis.summary.meter import Meter, Work
+from tamis.summary.meter import Work, WorkMeter
 from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
 from tamis.version import __version__
@@ -43,7 +43,7 @@ class Watch:
     """
 
     name: str
-    meter: Meter
+    meter: WorkMeter
     say: Callable[[str], None]
     write: Callable[[str], None]
     progress: "Progress"

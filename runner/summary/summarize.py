@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tamis.formats.documents import Document
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
-from tamis.summary.meter import Meter, Work
+from tamis.summary.meter import Work, WorkMeter
 from tamis.summary.plan import Plan, Settings, choose
 from tamis.summary.prompts import Task, message, notes
 from tamis.summary.reader import Answer, Reader, Watch, repeatable
@@ -79,7 +79,7 @@ def silent(name: str) -> Watch:
     """A Watch without output."""
     return Watch(
         name=name,
-        meter=Meter(),
+        meter=WorkMeter(),
         say=lambda text: None,
         write=lambda text: None,
         progress=lambda stage, done, total: None,

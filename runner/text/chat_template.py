@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from tamis.text import tagged_text as usertext
-from tamis.text.template_sandbox import Meter, TemplateEnvironment, size
+from tamis.text.template_sandbox import TemplateEnvironment, WorkLimit, size
 
 Message = Mapping[str, Any]
 
@@ -134,7 +134,7 @@ class ChatTemplate:
         return usertext.parts(self._render(variables, add_generation_prompt))
 
     def _render(self, variables: dict[str, Any], add_generation_prompt: bool) -> str:
-        meter = Meter.for_input(_guarded(size, variables, _MAX_INPUT))
+        meter = WorkLimit.for_input(_guarded(size, variables, _MAX_INPUT))
         own = self._tokens | {"add_generation_prompt": add_generation_prompt}
         context = self._template.new_context(own | variables)
         text = _guarded(lambda: self._env.write(self._template.root_render_func(context), meter))

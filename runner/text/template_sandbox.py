@@ -50,7 +50,7 @@ _REFUSED_METHODS = frozenset(["translate", "maketrans", "encode"])
 
 
 @dataclass(slots=True)
-class Meter:
+class WorkLimit:
     """The remaining budget of one rendering; SecurityError if it is exceeded.
 
     ``max_chars`` limits every value and the output; ``n_left`` is the budget: characters made or
@@ -64,7 +64,7 @@ class Meter:
     n_out: int = 0
 
     @classmethod
-    def for_input(cls, n_chars: int) -> "Meter":
+    def for_input(cls, n_chars: int) -> "WorkLimit":
         """The meter of a rendering whose messages have ``n_chars`` characters."""
         max_chars = 2_000_000 + 4 * n_chars
         seconds = 1.0 + n_chars / 2_000_000
@@ -89,7 +89,7 @@ class Meter:
             raise SecurityError(f"writes over {self.max_chars} characters")
 
 
-_METER: ContextVar[Meter] = ContextVar("meter")
+_METER: ContextVar[WorkLimit] = ContextVar("meter")
 
 
 def size(value: Any, limit: int) -> int:
@@ -261,7 +261,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         _check_binop(operator, left, right)
         return _metered(super().call_binop(context, operator, left, right))
 
-    def write(self, root: Iterable[str], meter: Meter) -> str:
+    def write(self, root: Iterable[str], meter: WorkLimit) -> str:
         """Return all that a template's root function yields."""
         token = _METER.set(meter)
         try:
@@ -467,7 +467,7 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0] if plain.isascii() else json.dumps(plain)[1:-1]
 
 
-def _counted(pieces: Iterable[str], meter: Meter) -> Iterator[str]:
+def _counted(pieces: Iterable[str], meter: WorkLimit) -> Iterator[str]:
     for piece in pieces:
         meter.tick()
         meter.grow(len(piece))

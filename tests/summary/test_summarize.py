@@ -28,7 +28,7 @@ from tamis.sampling.chain import SamplerParams
 from tamis.select.notation import LONG_PREFILL
 from tamis.summary import plan as planning
 from tamis.summary.cache import Cache
-from tamis.summary.meter import Meter, Work
+from tamis.summary.meter import Work, WorkMeter
 from tamis.summary.plan import Settings, choose
 from tamis.summary.prompts import Task
 from tamis.summary.reader import shared
@@ -411,7 +411,7 @@ def test_the_session_is_opened_as_planned(engine):
 
 def test_the_meter_learns_what_a_token_costs_and_that_later_ones_cost_more():
     now = [0.0]
-    meter = Meter(clock=lambda: now[0])
+    meter = WorkMeter(clock=lambda: now[0])
     meter.expect("a", [Work(1000, 100), Work(1000, 100)])
     assert meter.left() is None
     meter.begin("a", Work(1000, 100))

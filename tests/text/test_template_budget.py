@@ -10,14 +10,14 @@ import pytest
 from jinja2.sandbox import SecurityError
 
 from tamis.text import template_sandbox as sandbox
-from tamis.text.template_sandbox import Meter, TemplateEnvironment, size
+from tamis.text.template_sandbox import TemplateEnvironment, WorkLimit, size
 
 STEP, ITEM, WIDTH, BITS = 32, 16, 100, 4096
 
 
 def metered(work, *args, n_left=10**6, max_chars=10**6):
     """What work(*args) takes off."""
-    meter = Meter(max_chars, n_left, time.thread_time() + 60)
+    meter = WorkLimit(max_chars, n_left, time.thread_time() + 60)
     token = sandbox._METER.set(meter)
     try:
         work(*args)
@@ -27,7 +27,7 @@ def metered(work, *args, n_left=10**6, max_chars=10**6):
 
 
 def test_the_budget_of_a_rendering():
-    meter = Meter.for_input(1000)
+    meter = WorkLimit.for_input(1000)
     assert (meter.max_chars, meter.n_left) == (2_004_000, 32_064_000)
     assert meter.deadline - time.thread_time() == pytest.approx(1.0005, abs=0.05)
 
@@ -36,7 +36,7 @@ def test_a_step_may_take_the_rest_and_not_one_more():
     assert metered(lambda: sandbox._METER.get().tick(8), n_left=40) == 40
     with pytest.raises(SecurityError, match="takes too long"):
         metered(lambda: sandbox._METER.get().tick(8), n_left=39)
-    late = Meter(10, 10**6, time.thread_time() - 1)
+    late = WorkLimit(10, 10**6, time.thread_time() - 1)
     with pytest.raises(SecurityError, match="takes too long"):
         late.tick()
 
@@ -49,7 +49,7 @@ def test_a_value_may_be_as_long_as_the_longest_and_the_rest():
 
 
 def test_output_has_a_longest_size():
-    meter = Meter(10, 10**6, time.thread_time() + 60)
+    meter = WorkLimit(10, 10**6, time.thread_time() + 60)
     meter.write(4)
     meter.write(6)
     with pytest.raises(SecurityError, match="writes over 10"):

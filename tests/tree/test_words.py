@@ -1,5 +1,6 @@
 """The field's words: home-made ones stay out of code, comments, messages and docs."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,10 @@ ALLOWED = {
     "runner/evals/tasks/words.py:forgot": "a list of words for prompts",
 }
 
+# Names that say nothing of what they are, and folders that are free of them.
+EMPTY_NAMES = {"found", "own"}
+NAMED_FOLDERS = ("runner/select", "runner/kv", "runner/engine")
+
 
 def found(text: str) -> Iterator[tuple[int, str]]:
     """Home-made words of a text: line numbers and the words."""
@@ -75,6 +80,20 @@ def remedy(words: str) -> str:
     """What to write in place of home-made words."""
     patterns = {p: text for p, text in WORDS.items() if re.fullmatch(p, words, re.IGNORECASE)}
     return "write " + next(iter(patterns.values()))
+
+
+@pytest.mark.parametrize("folder", NAMED_FOLDERS)
+def test_names_say_what_they_are(folder: str) -> None:
+    """Variables, parameters and functions; keywords of ops are the ops'."""
+    wrong = []
+    for path in sorted((ROOT / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = getattr(node, "id", None) if stored else getattr(node, "name", None)
+            name = node.arg if isinstance(node, ast.arg) else name
+            if name in EMPTY_NAMES:
+                wrong.append(f"{path.name}:{getattr(node, 'lineno', 0)}: {name}")
+    assert not wrong
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _TimedAnswer:
     """An answer: its text, and when reading began, the first token came and it ended."""
 
     n_prompt: int
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = draft.open_draft(engine, session, arguments)
     from tamis.cli.terminal.answer import open_answer
 
-    answer = _Answer(len(ids))
+    answer = _TimedAnswer(len(ids))
     writer = draft.drafting(session, drafts, arguments)
     with open_answer(plain=True) as shown:
         for piece in _pieces(engine, writer, ids, params, arguments):
@@ -149,7 +149,7 @@ def _pieces(
     return Shifting(session, session.n_ctx // 4).generate(ids, params, **options)
 
 
-def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> None:
+def _report(arguments: argparse.Namespace, answer: _TimedAnswer, session: Any) -> None:
     """Print the JSON answer, or write notes and the audit to standard error."""
     from tamis.cli.terminal import audit
     from tamis.cli.terminal.answer import repetition
@@ -176,7 +176,7 @@ def _report(arguments: argparse.Namespace, answer: _Answer, session: Any) -> Non
         audit.write(found)
 
 
-def _stats(engine: Any, session: Any, answer: _Answer, opened: float) -> None:
+def _stats(engine: Any, session: Any, answer: _TimedAnswer, opened: float) -> None:
     """Write the use of time and memory to standard error."""
     speeds, types = answer.speeds(), session.kv_types
     plan = engine.memory_plan(

@@ -16,7 +16,7 @@ from typing import Any
 from tamis.cli.options import common, samplers
 from tamis.cli.options.errors import UsageError, one_line
 from tamis.cli.terminal import note
-from tamis.cli.terminal.answer import Answer, open_answer, visible
+from tamis.cli.terminal.answer import AnswerOutput, open_answer, visible
 from tamis.cli.terminal.progress import columns, duration
 from tamis.jit_kernels.backends import on_host
 from tamis.platform.private_files import write_whole
@@ -326,10 +326,10 @@ class _Work:
     def __init__(
         self, arguments: argparse.Namespace, settings: Any, names: list[str], output: _Output
     ) -> None:
-        from tamis.summary.meter import Meter
+        from tamis.summary.meter import WorkMeter
 
         self._arguments, self._settings, self._names = arguments, settings, names
-        self._output, self._meter = output, Meter(settings.n_session)
+        self._output, self._meter = output, WorkMeter(settings.n_session)
         self.line, self._progress = _Line(self._meter), common.Progress()
         self._lock, self._own, self._stop = threading.Lock(), threading.local(), threading.Event()
         self._engines: list[Any] = []
@@ -457,7 +457,7 @@ class _Stream:
 
     def __init__(self, line: _Line) -> None:
         self._line, self._stack = line, contextlib.ExitStack()
-        self._answer: Answer | None = None
+        self._answer: AnswerOutput | None = None
 
     @property
     def shown(self) -> bool:

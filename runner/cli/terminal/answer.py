@@ -9,7 +9,7 @@ from typing import Any, Protocol
 SHORTEST = 8  # tokens: shorter circles count as one of these
 
 
-class Answer(Protocol):
+class AnswerOutput(Protocol):
     """Receives the text of an answer piece by piece: a Protocol."""
 
     def write(self, text: str) -> None:
@@ -17,8 +17,8 @@ class Answer(Protocol):
 
 
 @contextlib.contextmanager
-def open_answer(*, plain: bool = False) -> Iterator[Answer]:
-    """Open an Answer on standard output; non-empty text always ends with a line break."""
+def open_answer(*, plain: bool = False) -> Iterator[AnswerOutput]:
+    """Open an AnswerOutput on standard output; non-empty text always ends with a line break."""
     styled = sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
     answer = _Markdown() if styled else _Plain()
     try:

@@ -57,9 +57,9 @@ class Progress:
         """
         if not sys.stderr.isatty():
             return _nothing
-        from tamis.summary.meter import Meter, Work
+        from tamis.summary.meter import Work, WorkMeter
 
-        meter, n_chunk = Meter(clock=time.monotonic), 0
+        meter, n_chunk = WorkMeter(clock=time.monotonic), 0
         meter.begin("", Work(n_past + total, 0, at=n_past))
         self._draw(f"reading {total} tokens")
 
