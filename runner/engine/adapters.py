@@ -74,7 +74,7 @@ class Lora:
         return Lora(str(path), arch, float(alpha), pairs, file.metadata)
 
     def scale(self, rank: int, scale: float) -> float:
-        """The factor of pairs of a rank."""
+        """The factor of a pair's product b @ a: `scale`, times alpha / rank if the file has one."""
         return scale * self.alpha / rank if self.alpha else scale
 
 

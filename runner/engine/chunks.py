@@ -34,7 +34,7 @@ def of_prompt(n: int, most: int, few: int) -> Iterator[range]:
 
 
 def chunks(start: int, end: int, most: int, few: int) -> Iterator[range]:
-    """Yield the positions start to end in chunks of at most `most`; the last `few` are a chunk."""
+    """Yield positions start .. end - 1 in chunks of at most `most`; the last `few` are one."""
     exact = max(start, end - min(few, most))
     for first in range(start, exact, most):
         yield range(first, min(first + most, exact))

@@ -39,7 +39,7 @@ MOST_MORE = 128  # the most tokens by which two vocabularies may differ: unused 
 
 
 class Draft:
-    """Proposes tokens."""
+    """A drafter: it proposes a session's next tokens, which `Drafting` verifies."""
 
     watches = False  # whether it is passed the session's hidden rows
     n_max: int | None = None  # the tokens of its longest draft; None: Drafting's own limit
@@ -219,14 +219,12 @@ class NextDraft(Draft):
 
 
 class AttentionDraft(Draft):
-    """Proposes the likeliest tokens of the session's own sparse attention.
-
-    Dense attention verifies.
+    """Proposes the likeliest tokens of the session's own sparse attention; dense verifies.
 
     The session's attn is the method and its prefill is dense: decode steps draft, and chunks
     verify. A draft's K and V are dropped together with the method's state of them; verification
     computes them anew. Drafts grow while they are accepted whole, and shrink to the accepted
-    length. Raises ValueError.
+    length. Raises ValueError for a session that `check` refuses.
     """
 
     own_steps = True

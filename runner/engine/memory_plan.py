@@ -20,12 +20,9 @@ N_UBATCH, N_UBATCH_GPU, MOST_UBATCH = 512, 2048, 4096
 
 
 class MemoryPlan(NamedTuple):
-    """Bytes that a session will take.
+    """Bytes that a session will take on a device."""
 
-    The weights, all sessions' together, are not in `available`.
-    """
-
-    weights: int
+    weights: int  # of all sessions together; `available` is what is free beside them
     kv: int
     workspace: int
     available: int

@@ -16,13 +16,13 @@ from tamis.kv.types import KVTypes
 
 
 class _Part(NamedTuple):
-    """The keys or values of a layer within a row."""
+    """Where the keys or values of a layer are within a page's bytes."""
 
     layer: int  # counted from 0 over the layers that have a KV cache
     value: bool
     n_head_kv: int
     row: np.dtype
-    first: int  # the first byte in the row
+    first: int  # the first of its bytes
     end: int
 
 
@@ -38,7 +38,7 @@ def _parts(loaded: LoadedModel, types: KVTypes) -> Iterator[_Part]:
 
 
 def page_bytes(loaded: LoadedModel, types: KVTypes) -> int:
-    """Bytes of a row."""
+    """Bytes of a page: K and V of all layers."""
     return max((part.end for part in _parts(loaded, types)), default=0)
 
 

@@ -598,9 +598,8 @@ class Session(Generating):
     def check_weights(self) -> None:
         """Raise GGUFError if weights have changed since they were loaded.
 
-        Reads a whole copy of them.
-
-        It is for logits that are not finite, or nonsensical text.
+        A copy that was made of them is read whole and compared. Call it where logits are not
+        finite, or text makes no sense.
         """
         self._loaded.file.check_unchanged(thorough=True)
 

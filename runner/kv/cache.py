@@ -108,7 +108,7 @@ class KVCache(Protocol):
     def view(self, layer: int) -> KVView:
         """The view of a layer that kernels use; pages that are not there are -1.
 
-        Its arrays stay.
+        Its arrays stay the same for the cache's life.
         """
         ...
 

@@ -169,7 +169,7 @@ class CompositeKV(KVCache):
 
 
 def divided(n_bytes: int, sizes: Sequence[int]) -> list[int]:
-    """Bytes of memory for caches of these sizes, in proportion."""
+    """The bytes of memory that each of several caches gets, in proportion to their sizes."""
     return [n_bytes * size // sum(sizes) for size in sizes]
 
 

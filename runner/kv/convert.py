@@ -10,7 +10,7 @@ TINY = 1e-30  # scales up to this one count as 0
 def as_type(rows: np.ndarray, type: str) -> np.ndarray:
     """The rows as another type.
 
-    Quantised ones are off by at most half a float16 step in float16.
+    Quantised rows become float16 with an error of at most half a float16 step of their values.
     """
     if kv_type(rows) == type:
         return rows

@@ -105,7 +105,7 @@ class DiskTier(KVCache):
 
     @property
     def tables(self) -> tuple[np.ndarray, ...]:
-        """The page table of the keys."""
+        """The page table of the keys, by whose address a layer is known."""
         return (self._table,)
 
     @property
@@ -415,7 +415,7 @@ class DiskTier(KVCache):
             self._read_ahead(following)
 
     def _fill(self, layer: int, page: int, n_line: int) -> None:
-        """Fetch the first lines of a page into memory, before it is written to."""
+        """Fetch a page's first n_line positions into memory, before the others are written."""
         need = np.zeros((page + 1, self._hp.n_head_kv, PAGE // self._unit), bool)
         need[page, :, : -(-n_line // self._unit)] = True
         self._join()

@@ -1,6 +1,6 @@
 """Keys, or values, of a few pages in memory: each frame holds a page of one layer.
 
-The rest is in a file. A frame has all lines of its page; the units that were asked for are valid.
+The rest is in a file. A frame has room for its whole page; valid are those units that were read.
 All bookkeeping is done in the caller's thread; only `Load.run` may run in another one.
 """
 
@@ -142,7 +142,7 @@ class Frames:
         self._dirty[frames], self._valid[frames] = True, True
 
     def n_spare(self) -> int:
-        """The number of frames that are free, or whose layer did not ask for them the last time."""
+        """The number of frames that are free, or not asked for at their layer's last step."""
         idle = self._idle()
         asked = self._asked[self._owner[idle] // self._n_page]
         return len(self._free) + int((asked > self._used[idle]).sum())
@@ -198,10 +198,10 @@ class Frames:
         return np.flatnonzero((self._owner >= 0) & ~(self._dirty | self._pinned | self._kept))
 
     def _evict(self, n: int, layer: int) -> None:
-        """Evict the n frames whose pages were asked for the longest ago.
+        """Evict the n frames whose pages their layers have not asked for the longest.
 
-        Of frames that their layer asked for the last time, those whose layer comes up last from
-        here.
+        Last come frames that their layer asked for at its last step: of these, first the ones whose
+        layer is the last to run again after `layer`.
         """
         idle = self._idle()
         if len(idle) < n:

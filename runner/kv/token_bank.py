@@ -54,7 +54,7 @@ class TokenBank:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The arrays of units in the bank: to be fetched before `drop`, and sent after it."""
+        """The arrays of units in the bank: to be fetched before `truncate`, and sent after it."""
         return (
             self._state,
             *(self._maps[name] for name in ("slots", "owner", "used") if self.unit),

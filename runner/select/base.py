@@ -179,7 +179,7 @@ def check(method: Any, *conditions: str) -> None:
 
 
 class Selector(Protocol):
-    """A method with its hyperparameters: a Protocol."""
+    """What every method is: a record of its hyperparameters, which opens states of sequences."""
 
     roles: ClassVar[tuple[str, ...]]  # DECODE, PREFILL or both
 
@@ -353,7 +353,10 @@ class Steps:
         self._next = self._begin = -1
 
     def fresh(self, step: int) -> bool:
-        """Whether decode step `step` starts anew: it does not follow the last decode step."""
+        """Whether decode step `step` starts anew.
+
+        It does if it does not follow the last decode step, or if a start is due.
+        """
         due = self._period > 0 and step >= self._begin + self._period
         fresh = step != self._next or due
         # Step 0 is asked for at recording, whatever the first step will be.
@@ -429,7 +432,10 @@ class LastQueries:
 
     @property
     def n_recall(self) -> int:
-        """The number of queries, and at least the few rows that are multiplied separately."""
+        """The number of last tokens to run again: the queries, but more than FEW_ROWS.
+
+        So few rows would be multiplied as in decode steps, with other rounding than in a prompt.
+        """
         return max(self._n, ops.FEW_ROWS + 1)
 
 

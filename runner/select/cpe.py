@@ -60,10 +60,7 @@ ROWS = ("head", "union", "group")
 
 @dataclass(frozen=True, slots=True)
 class CPE:
-    """The defaults of section V-A, and the budget of V-C: 16 + 432 + 64 = 512 tokens.
-
-    S is 8 or 16.
-    """
+    """The defaults of section V-A, where s is 8 or 16, and V-C's budget: 16 + 432 + 64 tokens."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
 

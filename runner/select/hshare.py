@@ -85,7 +85,7 @@ class HShare:
 
 
 def n_own(share: float, n: int) -> int:
-    """How many of n items retrieve for themselves."""
+    """The number of n items that retrieve for themselves: the share of them, rounded up."""
     return math.ceil(share * n - 1e-9)
 
 
