@@ -527,7 +527,7 @@ class Llama:
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens as `generate` does.
 
-        Rows receives the logits that each one was chosen from.
+        `rows` receives the logits that each one was chosen from.
         """
         with self._lock:
             self._turn += 1

@@ -161,7 +161,7 @@ class Answer:
     def pieces(self, tokens: Generator[int, Any, None], rows: list[np.ndarray]) -> Iterator[Piece]:
         """Yield the pieces of a generator's answer.
 
-        Rows[-1] holds the logits of the token just yielded.
+        rows[-1] holds the logits of the token just yielded.
         """
         try:
             for token in tokens:

@@ -35,7 +35,7 @@ class KimiKeys(ArchKeys):
 def layer(g: Graph, il: int) -> None:
     """Record layer il.
 
-    G.x is the mix that its parts read, and after the last layer that of the head.
+    `g.x` is the mix that its parts read, and after the last layer that of the head.
 
     The residuals are rows of one buffer: the kept ones, then the one that parts add to.
     """

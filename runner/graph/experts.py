@@ -190,7 +190,7 @@ def _factors(g: Graph, factors: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def _products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray) -> np.ndarray:
     """The products y[slot] = x @ w[expert of slot].T + its bias.
 
-    X has one row per token or slot.
+    `x` has one row per token or slot.
     """
     y = products(g, x, tensor, ids, g.hp.n_expert)
     if (bias := tensor.bias()) is not None:
