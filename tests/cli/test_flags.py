@@ -12,6 +12,7 @@ from tamis.cli.options.errors import FLAGS, with_flags
         ("n_ctx is 8: raise n_ctx to 9", "--ctx is 8: raise --ctx to 9"),
         ("leave out kv_ram, or offload_kqv=False.", "leave out --kv-ram, or -nkvo."),
         ("with device='cuda' or n_gpu_layers", "with --device cuda or -ngl"),
+        ("leave out attn, min_mass and audit", "leave out --attn, --min-mass and --audit"),
         ("the model's attn takes dense, the user's type_k", None),
     ],
 )

@@ -18,6 +18,8 @@ FLAGS = {
     "kv_vram": "--kv-vram",
     "kv_unit": "--kv-unit",
     "draft_max": "--draft-max",
+    "min_mass": "--min-mass",
+    "audit": "--audit",
     "n_words": "--length",  # of a summary
 }
 # The user's own words are in quotes and stay; an apostrophe within a word is not a quote.
