@@ -66,8 +66,7 @@ LEFT_OUT = {
     "test_speculative.py::test_with_and_without_draft": "drafts of a given acceptance",
     "test_lora.py": "an adapter of the suite's model",
     "test_rerank.py": "no small model that ranks is in reach",
-    "test_router.py::test_router_queue_client_disconnect*": "a delay of requests, which llama.cpp's "
-    "server makes for its tests",
+    "test_router.py::*client_disconnect*": "a delay that llama.cpp's server makes for its tests",
     "test_router.py::*reload_models*": "the router's presets and downloads",
     "test_router.py::*dedup_cache*": "the router's presets and downloads",
     "test_router.py::*remote_preset*": "the router's presets and downloads",
