@@ -661,7 +661,7 @@ class Session(Generating):
         """
         hp, header = self._loaded.hp, saved.header
         if header.get("model") != self._fingerprint():
-            raise SessionFileError(f"{saved.path} was saved for another model: open it with that one")
+            raise SessionFileError(f"{saved.path} was saved for another model: load it there")
         tokens, kv = header.get("tokens"), header.get("kv", KVTypes())
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise saved.error("has no list of token ids")
