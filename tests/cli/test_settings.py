@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.cli import main
 from tamis.cli.commands import COMMANDS, completion, config, man
 from tamis.cli.options import common, samplers, settings
+from tamis.fetch.registry import KNOWN
 from tamis.sampling.chain import SamplerParams
 
 
@@ -273,3 +275,11 @@ def test_a_refused_value_is_reported_by_its_key(file, capsys):
         assert main(["config", "set", key, "hot"]) == 2
         assert capsys.readouterr().err == f"tamis: error: {key} is 'hot': 'hot' is not a number\n"
     assert not file.exists()
+
+
+def test_a_known_model_has_the_temperature_of_its_makers_unless_one_is_set():
+    small, other = Path("x") / KNOWN["smollm2"].file, Path("x.gguf")
+    usual = SamplerParams()
+    assert samplers.for_model(usual, Namespace(), small).temp == 0.2
+    assert samplers.for_model(usual, Namespace(), other).temp == 0.8
+    assert samplers.for_model(usual, Namespace(temp=0.8), small).temp == 0.8

@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     draft.check(arguments)
     arguments.prefill = context.prefill(arguments.prefill, 0)
     engine = common.load_engine(arguments, progress)
+    params = samplers.for_model(params, arguments, engine.path)
     chosen = context.choose(engine, arguments, None)
     arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]
     session = common.open_session(engine, arguments, progress)

@@ -65,6 +65,7 @@ class _TimedAnswer:
     """An answer: its text, and when reading began, the first token came and it ended."""
 
     n_prompt: int
+    temp: float = 0.8
     start: float = field(default_factory=time.perf_counter)
     first: float = 0.0
     end: float = 0.0
@@ -103,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     common.check_methods(arguments.attn, arguments.prefill)
     path = common.model_file(arguments.model, progress)
     context.check(*prompt.count(path, text), arguments)
+    params = samplers.for_model(params, arguments, path)
     engine = common.load_engine(arguments, progress, path)
     ids = prompt.encode(engine, text, arguments)
     arguments.prefill = context.prefill(prefill, len(ids))
@@ -113,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     drafts = draft.open_draft(engine, session, arguments)
     from tamis.cli.terminal.answer import open_answer
 
-    answer = _TimedAnswer(len(ids))
+    answer = _TimedAnswer(len(ids), params.temp)
     writer = draft.drafting(session, drafts, arguments)
     with open_answer(plain=True) as shown:
         for piece in _pieces(engine, writer, ids, params, arguments):
@@ -165,7 +167,7 @@ def _report(arguments: argparse.Namespace, answer: _TimedAnswer, session: Any) -
     if speeds["finish"] == "length" and speeds["answer_tokens"] != arguments.max_tokens:
         note("[cut short: the context is used up; raise --ctx]")
     cut = speeds["finish"] == "length"
-    if cut and (hint := repetition(answer.pieces, samplers.params(arguments).temp)):
+    if cut and (hint := repetition(answer.pieces, answer.temp)):
         note(f"[{hint}: --temp 0.7]")
     if sys.stderr.isatty() and not arguments.stats:
         note(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,6 +199,14 @@ def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
     if found.left_out:
         note(f"the answer's form does not enforce {', '.join(found.left_out)}")
     return Grammar(found.text, tokenizer)
+
+
+def for_model(params: Any, arguments: argparse.Namespace, path: Path) -> Any:
+    """The parameters with the temperature that a known model's makers recommend, if none is set."""
+    from tamis.fetch.registry import KNOWN
+
+    temp = next((model.temp for model in KNOWN.values() if model.file == path.name), None)
+    return params if temp is None or hasattr(arguments, "temp") else replace(params, temp=temp)
 
 
 def check(arguments: argparse.Namespace) -> None:
