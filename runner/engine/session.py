@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from tamis.engine import session_file
-from tamis.engine.checks import check_ids
+from tamis.engine.checks import check_ids, typed
 from tamis.engine.chunks import chunks, exact_rows, of_prompt
 from tamis.engine.errors import ContextError
 from tamis.engine.fingerprint import shape_text
@@ -294,6 +294,7 @@ class Session(Generating):
         """The backend of its last layers."""
         return self._stages[-1].backend
 
+    @typed
     def selected(self, layer: int) -> Selected:
         """The positions that a layer's attention read in the last decode step.
 
@@ -372,6 +373,7 @@ class Session(Generating):
         self.truncate(0)
         return heads.pooled(np.concatenate(list(self.hidden(ids))), pooling)
 
+    @typed
     def truncate(self, n_tokens: int) -> None:
         """Drop all but the first n_tokens tokens. Raises ValueError if it holds fewer."""
         if not 0 <= n_tokens <= self.n_past:
@@ -416,6 +418,7 @@ class Session(Generating):
         for stage in self._stages:
             stage.backend.fetch(*self._states.views(stage.layers))
 
+    @typed
     def remove(self, first: int, end: int) -> None:
         """Drop tokens first .. end - 1; later ones move down, and their keys are re-rotated.
 
@@ -469,6 +472,7 @@ class Session(Generating):
             stage.state.truncate(n_tokens)
             stage.backend.send(*stage.state.counters)
 
+    @typed
     def copy(self, other: "Session", n_tokens: int | None = None) -> None:
         """Replace the sequence by another session's of the same engine, or its first n_tokens.
 
@@ -603,6 +607,7 @@ class Session(Generating):
         """
         self._loaded.file.check_unchanged(thorough=True)
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write tokens and the KV cache to a file, whole or not at all.
 
@@ -614,6 +619,7 @@ class Session(Generating):
         header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
         session_file.write(Path(path), header, self._arrays())
 
+    @typed
     def load(self, path: str | Path) -> None:
         """Replace the sequence by a saved one.
 

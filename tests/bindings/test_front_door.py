@@ -111,6 +111,11 @@ def test_calls_after_close_are_errors(model):
         (lambda e, s: s.generate([5], stop="x"), "stop is 'x', expected a list of texts"),
         (lambda e, s: s.prefill([1.5]), "ids is [1.5], expected a list of whole numbers"),
         (lambda e, s: s.generate([5], {"temp": 0}), "params is {'temp': 0}, expected a Sampler"),
+        (lambda e, s: s.copy(None), "other is None, expected a Session"),
+        (lambda e, s: s.truncate(1.5), "n_tokens is 1.5, expected a whole number"),
+        (lambda e, s: s.remove(0, "a"), "end is 'a', expected a whole number"),
+        (lambda e, s: s.selected("a"), "layer is 'a', expected a whole number"),
+        (lambda e, s: s.load(5), "path is 5, expected a path"),
         (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
     ],
 )
