@@ -30,8 +30,49 @@ from tamis.fetch import registry as models
 from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.kv.convert import as_float32
 from tamis.select.base import DECODE, LastQueries, Recording, SelectorShape, SelectorState
-from tamis.select.cpe import CPE, beta_etf, delta_psaw, depth, least_depth, least_window
+from tamis.select.cpe import CPE, depth
 from tamis.select.notation import parse_method
+
+
+def delta_psaw(sink_mass: float, decay: float, distance: float) -> float:
+    """The bound of Eq. 46 with theorem 7 on the attention, of 1, that PSAW drops in a layer.
+
+    sink_mass: of the sinks. decay: Eq. 44's lambda, per token. distance: from a query's position to
+    the first that it does not see.
+    """
+    return (1 - sink_mass) * math.exp(-decay * distance)
+
+
+def beta_etf(q_norm: float, key_change: float, scale: float) -> float:
+    """The bound of Eq. 47 on the attention, of 1, that ETF moves in a layer (half an L1 distance).
+
+    q_norm: the query's length, the longest or the mean. key_change: the largest distance of a
+    frozen token's key from its own, Eq. 45's B exp(-mu (layer - first)). scale: of attention.
+    """
+    return q_norm * scale * key_change
+
+
+def least_window(beta: float, sink_mass: float, decay: float) -> float:
+    """Appendix H: the tokens that the last layer must see so that PSAW drops at most beta.
+
+    Divided by the number of tokens, it is phi ** alpha. 0 if the sinks alone are enough, infinite
+    for a decay of 0.
+    """
+    if beta >= 1 - sink_mass:
+        return 0.0
+    return math.log((1 - sink_mass) / beta) / decay if decay > 0 else math.inf
+
+
+def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: float) -> float:
+    """Appendix H: the least number of freezing layers so that ETF moves at most beta.
+
+    They count from the first that freezes to the last layer. change and fall: Eq. 45's B and mu. 0
+    if B is small enough, infinite for a mu up to 0.
+    """
+    moved = beta_etf(q_norm, change, scale)
+    if moved <= beta:
+        return 0.0
+    return math.log(moved / beta) / fall if fall > 0 else math.inf
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,65 +116,6 @@ def depth(layer: int, n_layer: int) -> float:
     return max(0, layer + 1 - start) / (n_layer - start)
 
 
-def g(delta: float, n: int) -> float:
-    """The bound of Eq. 4 on the information, in nats, lost by dropping mass delta of n tokens."""
-    if not 0.0 < delta < 1.0:
-        return 2 * delta * math.log(n)
-    entropy = -delta * math.log(delta) - (1 - delta) * math.log(1 - delta)
-    return 2 * (entropy + delta * math.log(n))
-
-
-def beta_th(tau: float, k_max: float, scale: float) -> float:
-    """The bound of Eq. 14 on the retained mass lost by sharing above the cosine tau.
-
-    The loss is relative to the best set, for queries of unit length; k_max is the longest key,
-    scale that of attention (the paper's is 1 / sqrt(head_dim)). A bound above 1 means nothing,
-    which is usual.
-    """
-    return 2 * (2 * k_max * scale) * math.sqrt(2 - 2 * tau)
-
-
-def delta_psaw(sink_mass: float, decay: float, distance: float) -> float:
-    """The bound of Eq. 46 with theorem 7 on the attention, of 1, that PSAW drops in a layer.
-
-    sink_mass: of the sinks. decay: Eq. 44's lambda, per token. distance: from a query's position to
-    the first that it does not see.
-    """
-    return (1 - sink_mass) * math.exp(-decay * distance)
-
-
-def beta_etf(q_norm: float, key_change: float, scale: float) -> float:
-    """The bound of Eq. 47 on the attention, of 1, that ETF moves in a layer (half an L1 distance).
-
-    q_norm: the query's length, the longest or the mean. key_change: the largest distance of a
-    frozen token's key from its own, Eq. 45's B exp(-mu (layer - first)). scale: of attention.
-    """
-    return q_norm * scale * key_change
-
-
-def least_window(beta: float, sink_mass: float, decay: float) -> float:
-    """Appendix H: the tokens that the last layer must see so that PSAW drops at most beta.
-
-    Divided by the number of tokens, it is phi ** alpha. 0 if the sinks alone are enough, infinite
-    for a decay of 0.
-    """
-    if beta >= 1 - sink_mass:
-        return 0.0
-    return math.log((1 - sink_mass) / beta) / decay if decay > 0 else math.inf
-
-
-def least_depth(beta: float, q_norm: float, change: float, fall: float, scale: float) -> float:
-    """Appendix H: the least number of freezing layers so that ETF moves at most beta.
-
-    They count from the first that freezes to the last layer. change and fall: Eq. 45's B and mu. 0
-    if B is small enough, infinite for a mu up to 0.
-    """
-    moved = beta_etf(q_norm, change, scale)
-    if moved <= beta:
-        return 0.0
-    return math.log(moved / beta) / fall if fall > 0 else math.inf
-
-
 def middle(p: CPE, pos: int, drop: float) -> np.ndarray:
     """The positions between the sinks, or P_l(t) of Eq. 15, and the last ones of a query at pos.
 
@@ -250,6 +191,24 @@ def chosen(p: CPE, q: np.ndarray, k: np.ndarray, drop: float = 0.0) -> list[list
             kept.append(np.union1d(ends, salient))
         steps.append(kept)
     return steps
+
+
+def g(delta: float, n: int) -> float:
+    """The bound of Eq. 4 on the information, in nats, lost by dropping mass delta of n tokens."""
+    if not 0.0 < delta < 1.0:
+        return 2 * delta * math.log(n)
+    entropy = -delta * math.log(delta) - (1 - delta) * math.log(1 - delta)
+    return 2 * (entropy + delta * math.log(n))
+
+
+def beta_th(tau: float, k_max: float, scale: float) -> float:
+    """The bound of Eq. 14 on the retained mass lost by sharing above the cosine tau.
+
+    The loss is relative to the best set, for queries of unit length; k_max is the longest key,
+    scale that of attention (the paper's is 1 / sqrt(head_dim)). A bound above 1 means nothing,
+    which is usual.
+    """
+    return 2 * (2 * k_max * scale) * math.sqrt(2 - 2 * tau)
 
 
 def _fixed(part: float) -> int:

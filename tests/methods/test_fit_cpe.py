@@ -7,8 +7,18 @@ import pytest
 from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine.engine import Engine
-from tamis.select.cpe import CPE, beta_etf, delta_psaw, least_depth, least_window
-from tamis.tools.fit_cpe import decay_of, envelope, layer_of, read, tails
+from tamis.select.cpe import CPE
+from tamis.tools.fit_cpe import (
+    beta_etf,
+    decay_of,
+    delta_psaw,
+    envelope,
+    layer_of,
+    least_depth,
+    least_window,
+    read,
+    tails,
+)
 
 
 def test_psaw_drops_what_the_bound_says_of_geometric_attention():
