@@ -202,6 +202,10 @@ class GGUFFile:
         """Make the GGUFError for contents that a reader of this file cannot accept."""
         return self._parts[0].error(message, key)
 
+    def record(self, key: str) -> bytes:
+        """The value of ``key`` as the file has it: its type, then its bytes. KeyError if absent."""
+        return self._parts[0].record(key)
+
     def data(self, name: str) -> np.ndarray:
         """Bytes of a tensor: uint8 [n_bytes], a read-only view of the mapping, not a copy.
 
@@ -245,7 +249,8 @@ class _Part:
         try:
             cursor = _Cursor(self._map, path)
             self.version, self.n_tensors, n_keys = _read_header(cursor)
-            self.metadata = _read_metadata(cursor, n_keys)
+            self._records: dict[str, slice] = {}
+            self.metadata = _read_metadata(cursor, n_keys, self._records)
             self._tensors_at = cursor.pos
         except BaseException:
             self.close()
@@ -286,6 +291,10 @@ class _Part:
             expected = " or ".join(t.__name__ for t in types)
             raise self.error(f"expected {expected}, got {type(value).__name__}", key=key)
         return value
+
+    def record(self, key: str) -> bytes:
+        assert self._map is not None
+        return self._map[self._records[key]]
 
     def identity(self) -> bytes:
         assert self._map is not None
@@ -440,15 +449,16 @@ def _check_count(cursor: _Cursor, at: int, n: int, *, what: str, cap: int, n_min
         raise cursor.error(f"{n} {what} need {n * n_min} bytes or more, {left} are left", at)
 
 
-def _read_metadata(cursor: _Cursor, n_keys: int) -> dict[str, Any]:
+def _read_metadata(cursor: _Cursor, n_keys: int, records: dict[str, slice]) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(n_keys):
         at = cursor.pos
         key = cursor.name(MAX_KEY, "key")
         if key in metadata:
             raise GGUFError("the key appears twice", path=cursor.path, offset=at, key=key)
-        cursor.key = key
+        cursor.key, first = key, cursor.pos
         metadata[key] = _read_value(cursor, cursor.scalar(_U32, "value type"))
+        records[key] = slice(first, cursor.pos)
         cursor.key = None
     return metadata
 

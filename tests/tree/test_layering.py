@@ -44,6 +44,7 @@ tamis.text.calls
 tamis.grammar
 tamis.grammar.schema  tamis.grammar.gbnf
 tamis.text  tamis.sampling  tamis.fetch
+tamis.make
 tamis.engine
 tamis.bindings.flat
 tamis.bindings.drop_in

@@ -16,6 +16,7 @@ STAGES = {
     "download": "downloading",
     "check": "checking the file",
     "join": "joining the parts",
+    "write": "writing",
     "wait": "waiting for another download of it",
 }
 FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown
@@ -48,6 +49,10 @@ class Progress:
             self.clear()
             return
         self._draw(f"{STAGES.get(stage, stage)}: {share}{left}")
+
+    def of(self, stage: str) -> Callable[[int, int], None]:
+        """The function (done, total) that shows one stage."""
+        return lambda done, total: self(stage, done, total)
 
     def reading(self, total: int, n_past: int = 0) -> Callable[[int, int], None]:
         """A function to call with (done, total) while a prompt is read, from now on.

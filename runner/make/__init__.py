@@ -1,0 +1,1 @@
+"""Making of GGUF files from GGUF files: split, merged, edited, quantized."""
