@@ -543,6 +543,10 @@ ONE = '{"name": "stop", "arguments": {"city": "x", "days": 1}}'
             "{% set s = 'List of tools: [' + (tools | tojson) + ']' %}{{ s }}" + TEXT,
             "<|tool_call_start|>[stop(city='Oslo')]<|tool_call_end|>",
         ),
+        (  # which writes JSON where its prompt asks for it
+            "{% set s = 'List of tools: [' + (tools | tojson) + ']' %}{{ s }}" + TEXT,
+            '<|tool_call_start|>[{"name": "stop", "arguments": {"city": "Oslo"}}]<|tool_call_end|>',
+        ),
     ],
 )
 def test_calls_that_a_template_half_shows_are_read(template, text, step):
@@ -561,6 +565,11 @@ def test_calls_that_a_template_half_shows_are_read(template, text, step):
         (f"```\n{ONE}\n```\n", 1),
         (f"[{ONE}, {ONE}]", 2),
         (f"```json\n[{ONE}]", 1),
+        (f"```json\n{ONE}\n```\n\n```json\n{ONE}\n```", 2),
+        (f"<tools>\n{ONE}\n</tools>", 1),  # Qwen2.5's prompt has its tools between these
+        (f"<function_call> [{ONE}, {ONE}] </function_call>\n", 2),
+        (f"```json\n{ONE}\n```\nThen:\n```json\n{ONE}\n```", 0),
+        (f"<tools>{ONE}</tools> ends", 0),
         (f"Use this: {ONE}", 0),
         (f"{ONE}\nis what I would call.", 0),
         (f"```json\n{ONE}\n```\nDone.", 0),

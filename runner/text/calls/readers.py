@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from tamis.text.calls.elements import attributes, element_arguments
 from tamis.text.calls.format import GEMMA_QUOTE, Argument, ToolFormat
 from tamis.text.calls.json_stream import ObjectReader, Path
-from tamis.text.calls.syntax import gemma_arguments, python_calls
+from tamis.text.calls.syntax import gemma_arguments, json_calls, python_calls
 from tamis.text.calls.tape import MAX_NAME, Steps, Tape
 from tamis.text.calls.values import Tools, object_text
 
@@ -19,7 +19,10 @@ _T = TypeVar("_T")
 _MAX_ENDS = 16  # marks of possible ends that must all be read to decide whether they end a call
 _NAMES = (("name",), ("function", "name"))
 _ARGUMENTS = tuple((*p, n) for p in ((), ("function",)) for n in ("arguments", "parameters"))
-_FENCES = ("```json", "```tool_call", "```", "<|python_tag|>", "<|python_start|>")
+# What models put around calls that are not in their own format, and what ends it.
+_FENCES = {"```json": "```", "```tool_call": "```", "```": "```"}
+_FENCES |= {f"<{name}>": f"</{name}>" for name in ("tools", "tool", "function_call", "json")}
+_FENCES |= {"<|python_tag|>": "", "<|python_start|>": ""}
 # Qwen3-Coder's notation, which models use also in place of their own.
 CODER = ToolFormat(
     "tagged",
@@ -401,8 +404,8 @@ class CallReader:
     # Syntax of other languages
 
     def _python(self) -> Steps[Found]:
-        """Read a list of calls in Python's syntax."""
-        calls = yield from self._literal(")]", python_calls)
+        """Read a list of calls in Python's syntax, or in JSON, which LFM2 writes if asked."""
+        calls = yield from self._literal(")]}", lambda text: python_calls(text) or json_calls(text))
         if not calls:
             return None
         return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
@@ -444,32 +447,40 @@ class CallReader:
 
         They must be of known tools and, in another format, fit their schemas.
         """
-        tape = self._tape
+        tape, calls = self._tape, list[Call]()
         yield from tape.space()
         if (yield from tape.ahead(self._format.triggers)):
             return None
-        fence = yield from tape.mark((*(self._format.openers if own else ()), *_FENCES))
+        while True:
+            fence = yield from tape.mark((*(self._format.openers if own else ()), *_FENCES))
+            found = yield from self._fenced(_FENCES.get(fence, ""))
+            if not found or not all(
+                call.name in self._tools and (own or self._tools.fits(call.name, call.arguments))
+                for call in found
+            ):
+                return None
+            calls += found
+            for mark in self._format.closers:
+                yield from tape.space()
+                yield from tape.mark([mark])
+            yield from tape.space()
+            if not (yield from tape.peek()):
+                return calls
+            if fence not in _FENCES:
+                return None
+
+    def _fenced(self, end: str) -> Steps[Found]:
+        """Read calls and the mark that ends them, which may be missing in a whole answer."""
+        tape = self._tape
         yield from tape.space()
         in_list = yield from tape.mark(["["])
         yield from tape.space()
         if in_list and (yield from tape.peek()) not in ("", "{"):
-            found = yield from self._untagged_python()
-        else:
-            found = yield from self._untagged_objects(bool(in_list))
-        if not found or not all(
-            call.name in self._tools and (own or self._tools.fits(call.name, call.arguments))
-            for call in found
-        ):
-            return None
-        if fence[:1] == "`":
-            yield from tape.space()
-            if not (yield from tape.mark(["```"])) and self._is_cut():
-                return None
-        for mark in self._format.closers:
-            yield from tape.space()
-            yield from tape.mark([mark])
+            return (yield from self._untagged_python(end))
+        found = yield from self._untagged_objects(bool(in_list))
         yield from tape.space()
-        return None if (yield from tape.peek()) else found
+        is_ended = not end or (yield from tape.mark([end]))
+        return None if not is_ended and self._is_cut() else found
 
     def _untagged_objects(self, in_list: bool) -> Steps[Found]:
         tape, found = self._tape, list[Call]()
@@ -487,14 +498,14 @@ class CallReader:
             yield from tape.space()
         return None if in_list else found
 
-    def _untagged_python(self) -> Steps[Found]:
-        """A list of calls in Python's syntax, after its bracket."""
+    def _untagged_python(self, end: str) -> Steps[Found]:
+        """A list of calls in Python's syntax, after its bracket, to the answer's end."""
         name = yield from self._tape.name()
         if name not in self._tools or (yield from self._tape.peek()) != "(":
             return None
         pieces: list[str] = []
         yield from self._tape.upto((), pieces.append)
-        text = "".join(pieces).rstrip().removesuffix("```")
+        text = "".join(pieces).rstrip().removesuffix(end)
         calls = python_calls(f"[{name}{text}")
         if not calls:
             return None

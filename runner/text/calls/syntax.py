@@ -44,6 +44,26 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     return _whole(reader, reader.calls)
 
 
+def json_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """Return names and arguments of objects with ``name`` and ``arguments``, one or a list.
+
+    None for anything else.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = []
+    for call in value if isinstance(value, list) else [value]:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        arguments = call.get("arguments", call.get("parameters"))
+        if not isinstance(arguments, dict | None):
+            return None
+        found.append((call["name"], arguments or {}))
+    return found
+
+
 def python_value(text: str) -> Any:
     """Return the value of a literal that JSON can express; None for anything else."""
     reader = _PythonReader(text)
