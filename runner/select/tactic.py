@@ -41,6 +41,7 @@ from tamis.jit_kernels.contract.types import KVView, Selection
 from tamis.select.base import (
     DECODE,
     Bound,
+    ParameterError,
     Recording,
     SelectorShape,
     SelectorState,
@@ -64,17 +65,17 @@ class Tactic:
 
     P: float = 0.9
     c: int = 32
-    n_iter: int = 10
+    n_iter: int = 10  # most rounds of K-means
     first: float = 0.02
-    period: int = 2048
+    period: int = 2048  # tokens after which the last segment is clustered anew
     sink: int = 4
     local: int = common("recent", 256)
-    segment: int = 8192
-    sample: int = 0
-    margin: float = 0.5
-    outside: str = "counted"
+    segment: int = 8192  # positions that are clustered together; 0: all of them
+    sample: int = 0  # weighted positions of a step's estimate; 0: the curve of 4.4
+    margin: float = 0.5  # added to that estimate
+    outside: str = "counted"  # whether P counts what is not in the clusters, or "apart"
     rows: str = "group"
-    reach: float = 0.7
+    reach: float = 0.7  # the share of heads that must reach P, where rows is "joint"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,9 +94,10 @@ class Tactic:
             "margin >= 0",
             "outside in ('counted', 'apart')",
             "rows in ('group', 'head', 'joint')",
-            "sample >= 1 or rows != 'joint'",
             "0 < reach <= 1",
         )
+        if self.rows == "joint" and self.sample == 0:
+            raise ParameterError({"sample": 0}, "at least 1 where rows is joint")
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""

@@ -38,6 +38,7 @@ MESSAGES = {
     f"{METHOD} topk:budget=1": "budget is 1, expected at least 68, which sinks and recent tokens",
     f"{METHOD} topk:rows=x": "'topk:rows=x': rows is 'x', expected group or head",
     f"{METHOD} cpe:rows=x": "'cpe:rows=x': rows is 'x', expected head, union or group",
+    f"{METHOD} tactic:rows=joint": "sample is 0, expected at least 1 where rows is joint",
     f"{METHOD} metered": "metered works over another method, as in metered(window)",
     "serve --port 99999": "argument --port: '99999' is no TCP port: expected 0 to 65535",
     "eval --metric edt": "--metric takes no 'edt'; did you mean edit?",
