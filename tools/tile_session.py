@@ -15,8 +15,7 @@ import numpy as np
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.fetch import registry as models
-from tamis.kv.convert import as_float32, as_rows
-from tamis.kv.rerotate import rerotated
+from tamis.kv.rerotate import Pairs
 
 
 def tile(session: Session, n_tokens: int) -> None:
@@ -25,9 +24,9 @@ def tile(session: Session, n_tokens: int) -> None:
     starts = range(0, n_tokens, n_held)
     for layer in range(model.hp.n_layer):
         k, v = kv.read(layer, n_held)
-        x, inv_freq = as_float32(k), model.frequencies(layer).inv_freq
-        moved = (rerotated(x, inv_freq, start, neox=model.arch.neox) for start in starts)
-        keys = [as_rows(rows, kv.types.k) for rows in moved]
+        basis = session._bases.get(layer)
+        pairs = Pairs(model.frequencies(layer).inv_freq, model.arch.neox, basis)
+        keys = [pairs.moved(k, start, kv.types.k) for start in starts]
         values = [v] * len(starts)
         kv.write(layer, np.concatenate(keys)[:n_tokens], np.concatenate(values)[:n_tokens])
     session._tokens = (session.tokens * len(starts))[:n_tokens]

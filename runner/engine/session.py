@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,11 +32,12 @@ from tamis.jit_kernels.contract.program import Program
 from tamis.jit_kernels.contract.types import PAGE, kv_row
 from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.composite import CompositeKV
-from tamis.kv.convert import all_finite
+from tamis.kv.convert import all_finite, as_float32, as_rows
 from tamis.kv.recurrent import RecurrentStates
-from tamis.kv.rerotate import close_up
+from tamis.kv.rerotate import Pairs, close_up
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
+from tamis.model.key_basis import KeyBasis
 from tamis.model.model import Model
 from tamis.select.base import Selector, SelectorShape, SelectorState
 from tamis.select.dense import Dense
@@ -45,6 +46,7 @@ from tamis.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int | None], None]
 MAX_CTX = 1 << 24
+BASIS = 1  # in session files: keys are in the bases of model/key_basis.py
 
 
 class Session(Generating):
@@ -67,10 +69,7 @@ class Session(Generating):
         if not 1 <= n_ubatch <= 4096:
             raise ValueError(f"n_ubatch is {n_ubatch}, expected 1 to 4096")
         _check_types(loaded, kv.types)
-        if audit and len(loaded.places) > 1:
-            raise ValueError(
-                "audit needs all layers on one device: leave out one of audit and n_gpu_layers"
-            )
+        _check_audited(loaded, audit)
         _check_positions(model, n_ctx, audit, is_dense=selector == Dense())
         # A chunk of one token would be decode's Program, so chunks have room for at least two.
         n_tok = max(2, n_ubatch)
@@ -84,6 +83,7 @@ class Session(Generating):
         self.audit = Audit(audit, hp, window, n_kv, kv.types, loaded.n_threads)
         own_audit = self.audit if self.audited else None
         self._states = RecurrentStates(model.needs.states)
+        self._bases = loaded.key_bases(kv.types.k)
         spaces = workspaces(model, n_tok, [place.backend for place in loaded.places])
         self._stages = [
             Stage(
@@ -94,6 +94,7 @@ class Session(Generating):
                     loaded.new_cache(place, n_ctx, n_tok, kv, whole=plans[place.kv_device].whole),
                     state,
                     self._states,
+                    self._bases,
                 ),
                 own_audit,
             )
@@ -447,8 +448,8 @@ class Session(Generating):
         kept = self._kv.pages_from(first) if self._kv.kv_ram is None else None
         try:
             for i, layer in enumerate(model.kv_layers):
-                inv_freq = model.frequencies(layer).inv_freq
-                close_up(self._kv, i, len(before), gone, inv_freq=inv_freq, neox=neox)
+                pairs = Pairs(model.frequencies(layer).inv_freq, neox, self._bases.get(layer))
+                close_up(self._kv, i, len(before), gone, pairs)
             self._send_kv()
             self._tokens = before[:first] + before[end:]
             self._drop(first)
@@ -488,8 +489,9 @@ class Session(Generating):
         self.truncate(0)
         if not self._kv.share(other._kv, n_tokens):
             other._fetch_kv()
-            for layer in range(len(self._loaded.model.kv_layers)):
-                self._kv.write(layer, *other._kv.read(layer, n_tokens))
+            for i, layer in enumerate(self._loaded.model.kv_layers):
+                k, v = other._kv.read(i, n_tokens)
+                self._kv.write(i, self._keys(layer, k, other._bases.get(layer)), v)
             self._send_kv()
         self._tokens = other.tokens[:n_tokens]
         other._fetch_states()
@@ -507,6 +509,7 @@ class Session(Generating):
         """
         loaded = self._loaded
         where = [place.kv_device for place in loaded.places]
+        where += ["keys in a basis"] if self._bases else []
         text = repr([self._fingerprint(), tuple(self.kv_types), repr(self.selector), *where])
         return hashlib.sha256(loaded.file.identity() + text.encode()).digest()
 
@@ -616,7 +619,8 @@ class Session(Generating):
         """
         self._check_open()
         session_file.check_replaced(Path(path))
-        header = {"model": self._fingerprint(), "tokens": self._tokens, "kv": self.kv_types}
+        header: dict[str, Any] = {"model": self._fingerprint(), "tokens": self._tokens}
+        header |= {"kv": self.kv_types} | ({"basis": BASIS} if self._bases else {})
         session_file.write(Path(path), header, self._arrays())
 
     @typed
@@ -631,6 +635,7 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
+            bases = self._loaded.all_bases() if "basis" in saved.header else {}
             caches = [self._loaded.hp.of_cache(layer) for layer in self._loaded.model.kv_layers]
             rows = [
                 ((len(tokens), hp.n_head_kv), kv_row(type, hp.head_dim))
@@ -649,10 +654,12 @@ class Session(Generating):
             arrays = saved.arrays(sizes + states)
             with self._restoring():
                 self._kv.reserve(0, len(tokens))  # even if no layer has keys
-                for layer in range(len(caches)):
-                    both = rows[2 * layer : 2 * layer + 2]
-                    k, v = (np.ndarray(shape, row, next(arrays)) for shape, row in both)
-                    self._kv.write(layer, k, v)
+                for i, layer in enumerate(self._loaded.model.kv_layers):
+                    k, v = (
+                        np.ndarray(shape, row, next(arrays))
+                        for shape, row in rows[2 * i : 2 * i + 2]
+                    )
+                    self._kv.write(i, self._keys(layer, k, bases.get(layer)), v)
                 self._send_kv()
                 for array in arrays:
                     self._states.load(array.view(np.float32), len(tokens))
@@ -668,6 +675,8 @@ class Session(Generating):
         hp, header = self._loaded.hp, saved.header
         if header.get("model") != self._fingerprint():
             raise SessionFileError(f"{saved.path} was saved for another model: load it there")
+        if header.get("basis", BASIS) != BASIS:
+            raise saved.error(f"has keys in basis {header['basis']!r}, this program has {BASIS}")
         tokens, kv = header.get("tokens"), header.get("kv", KVTypes())
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise saved.error("has no list of token ids")
@@ -684,6 +693,17 @@ class Session(Generating):
         except ValueError as error:
             raise saved.error(f"does not fit the model ({error})") from None
         return tokens, types
+
+    def _keys(self, layer: int, k: np.ndarray, basis: KeyBasis | None) -> np.ndarray:
+        """Keys of another session, stored in a basis or as they are, as this session stores them.
+
+        If nothing differs but the type, `write` converts it.
+        """
+        target = self._bases.get(layer)
+        if target is basis:
+            return k
+        x = as_float32(k) if basis is None else basis.original(as_float32(k))
+        return as_rows(x if target is None else target.stored(x), self.kv_types.k)
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
@@ -828,6 +848,14 @@ def _check_positions(model: Model, n_ctx: int, audit: int, *, is_dense: bool) ->
         raise ValueError("this model embeds texts: attn and prefill can only be dense")
     if audit and (model.has_score_mod or model.arch.is_encoder):
         raise ValueError("audit is not supported for models with capped scores or ALiBi")
+
+
+def _check_audited(loaded: LoadedModel, audit: int) -> None:
+    """Raise ValueError for an audit of several devices."""
+    if audit and len(loaded.places) > 1:
+        raise ValueError(
+            "audit needs all layers on one device: leave out one of audit and n_gpu_layers"
+        )
 
 
 def _check_types(loaded: LoadedModel, types: KVTypes) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tamis.graph.audit import Audit, Queries
 from tamis.graph.context import Angles, Finished, Graph, Heads, Index
+from tamis.graph.experts import products
 from tamis.graph.norm import norm_rows
 from tamis.graph.recurrent import Part, copied
 from tamis.jit_kernels.contract import ops
@@ -16,6 +17,7 @@ from tamis.jit_kernels.contract.program import ATTEND, AUDIT, SELECT, Cost
 from tamis.jit_kernels.contract.types import KVView
 from tamis.jit_kernels.contract.values import note_read, note_written, recorded_at, shown
 from tamis.model.hparams import HParams
+from tamis.model.key_basis import KeyBasis
 from tamis.model.rope import RopeFrequencies
 from tamis.model.weights import Tensor
 from tamis.select.base import Attended, Recording, SelectorState
@@ -88,12 +90,13 @@ def append(
         values = values and _in_cache_heads(g, "v_placed", values, head_map.keys)
     if index is not None and k is not None:
         g.hooks.index(g, index, k.x)
-    g.hooks.append(g, layer, q, k, values)
+    finished = g.hooks.append(g, layer, q, k, values)
     for heads in (q, k):
         if heads is not None:
             # the buffer counts as overwritten even if the hooks record nothing
             note_written(heads.x, "append")
-    return Finished(layer, q.x)
+    note_written(finished, "append")
+    return Finished(layer, finished)
 
 
 def _values(k: Heads, v: np.ndarray) -> Heads:
@@ -205,11 +208,22 @@ def _record_head_map(g: Graph, x: np.ndarray, y: np.ndarray, source: np.ndarray)
     return y
 
 
-def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | None) -> None:
-    """Record norm and rotation of q and k, in place, and the append of k and v to the pages."""
+def record_append(
+    g: Graph,
+    kv: KVView,
+    q: Heads,
+    k: Heads | None,
+    v: Heads | None,
+    basis: KeyBasis | None = None,
+) -> np.ndarray:
+    """Record norm and rotation of q and k, in place, and the append of k and v to the pages.
+
+    basis: of the stored keys; the queries are then brought into it, too. Returns the queries.
+    """
+    if basis is not None:
+        q, k = _in_basis(g, q, k, basis)
     if k is None or v is None:
-        record_norm_rope(g, q)
-        return
+        return _ready(g, q, now=True).x
     scaled = q.scaled
     is_latent = np.shares_memory(k.x, v.x)  # whichever thread appends v, k must be finished before
     q, k = _ready(g, q, now=is_latent), _ready(g, k, now=is_latent)
@@ -245,6 +259,46 @@ def record_append(g: Graph, kv: KVView, q: Heads, k: Heads | None, v: Heads | No
             scale=scale,
             offset=offset,
         )
+    return q.x
+
+
+def _in_basis(g: Graph, q: Heads, k: Heads | None, basis: KeyBasis) -> tuple[Heads, Heads | None]:
+    """Finish heads, and multiply them by the matrices of a basis."""
+    n_head_kv, scaled = len(basis.centre), q.scaled
+    q, k = _ready(g, q, now=True), k and _ready(g, k, now=True)
+    of_kv = _kv_heads(len(q.x), q.x.shape[1], n_head_kv)
+    rows = products(g, q.x, Tensor("q_basis", basis.queries), of_kv, n_head_kv)
+    queries = Heads(rows, scaled=scaled)
+    if k is None:
+        return queries, None
+    own = _kv_heads(len(k.x), n_head_kv, n_head_kv)
+    rows = products(g, k.x, Tensor("k_basis", basis.keys), own, n_head_kv)
+    if basis.shift is not None:
+        g.rec.program.add(
+            ops.ADD_POSITIONS,
+            step=g.rec.step,
+            x=rows,
+            table=basis.shift,
+            n=basis.shift.size,
+            stride=0,
+        )
+    return queries, Heads(rows)
+
+
+@cache
+def _kv_heads(n_tok: int, n_head: int, n_head_kv: int) -> np.ndarray:
+    """The KV head of each head, for each token: int32 [n_tok, n_head]."""
+    heads = np.arange(n_head, dtype=np.int32) // (n_head // n_head_kv)
+    return np.tile(heads, (n_tok, 1))
+
+
+def measure_basis(g: Graph, q: Heads, k: Heads | None) -> None:
+    """Note the buffers that heads in another basis need."""
+    for name, heads in (("q_basis", q), ("k_basis", k)):
+        if heads is not None:
+            _, n_head, head_dim = heads.x.shape
+            g.ws.rows(name, n_head, head_dim)
+            g.ws.experts(head_dim, n_head, n_head)
 
 
 def _ready(g: Graph, heads: Heads, *, now: bool) -> Heads:

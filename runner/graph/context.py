@@ -69,8 +69,14 @@ class Hooks:
     The default hooks record nothing, which leaves the ops over rows, independent of any sequence.
     """
 
-    def append(self, g: "Graph", layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
-        """Record norm and rotation of q and k, in place, and the append of k and v."""
+    def append(
+        self, g: "Graph", layer: int, q: Heads, k: Heads | None, v: Heads | None
+    ) -> np.ndarray:
+        """Record norm and rotation of q and k, in place, and the append of k and v.
+
+        Returns the finished queries: q's rows, or others where keys are stored in another basis.
+        """
+        return q.x
 
     def index(self, g: "Graph", index: Index, k: np.ndarray) -> None:
         """Record an indexer, whose keys end k's rows.

@@ -1,12 +1,19 @@
 """One device's part of a forward pass, recorded: Programs for prompt chunks and decode phases."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from tamis.graph.attention import new_recording, record_append, record_attention, record_index
+from tamis.graph.attention import (
+    measure_basis,
+    new_recording,
+    record_append,
+    record_attention,
+    record_index,
+)
 from tamis.graph.audit import Audit, Queries
 from tamis.graph.context import Graph, Heads, Hooks, Index, State
 from tamis.graph.entries import indexer_state
@@ -22,6 +29,7 @@ from tamis.jit_kernels.contract.types import KVView, zeros
 from tamis.kv.cache import KVCache
 from tamis.kv.recurrent import RecurrentStates
 from tamis.kv.types import KVTypes
+from tamis.model.key_basis import KeyBasis, has_basis
 from tamis.model.model import Model, Needs
 from tamis.model.placement import Place
 from tamis.select.base import Recording, SelectorState, with_heads
@@ -44,6 +52,7 @@ class Own(NamedTuple):
     kv: KVCache  # of the device's layers, counted from 0
     state: SelectorState  # used for these layers only, by their numbers in the model
     states: RecurrentStates  # of all layers
+    bases: Mapping[int, KeyBasis] = MappingProxyType({})  # of stored keys, by layer of the model
 
 
 class Stage:
@@ -54,7 +63,7 @@ class Stage:
 
     def __init__(self, model: Model, place: Place, own: Own, audit: Audit | None) -> None:
         self.place, self.backend, self.layers = place, place.backend, place.layers
-        self.ws, self.kv, self.state, self.states = own
+        self.ws, self.kv, self.state, self.states, self.bases = own
         if model.hp.indexer.top_k:
             if type(self.state) is not SelectorState:
                 raise MethodError(
@@ -70,6 +79,11 @@ class Stage:
             raise MethodError(
                 "layers share sets, which are on one device only: leave out n_gpu_layers, or "
                 "choose another attn"
+            )
+        if self.state.freezing == "reuse" and self.bases:
+            raise MethodError(
+                "prefill copies keys of a layer to the next, which quantised keys do not allow: "
+                "use kv=project, or type_k f16"
             )
         if self.state.freezing and model.hp.recurrent:
             raise MethodError(
@@ -294,16 +308,19 @@ class _Around(Hooks):
         self._stage, self._audit = stage, audit
         self.projected = self.ready = 0  # see _Layer
 
-    def append(self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
-        stage, program = self._stage, g.rec.program
-        kv = stage.view(g.model.kv_layer(layer))
-        record_append(g, kv, q, k, v)
+    def append(
+        self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None
+    ) -> np.ndarray:
+        stage, program, source = self._stage, g.rec.program, g.model.kv_layer(layer)
+        kv = stage.view(source)
+        queries = record_append(g, kv, q, k, v, stage.bases.get(source))
         self.projected = len(program)
         if self._freezes(g, layer) and layer > 0 and stage.state.freezing == "reuse":
             self._record_reuse(g, stage.view(layer - 1), kv)
         if layer == stage.layers[-1]:
             stage.kv.record_end(program, g.rec.step)
         self.ready = len(program)
+        return queries
 
     def index(self, g: Graph, index: Index, k: np.ndarray) -> None:
         record_index(g, index, k)
@@ -371,9 +388,14 @@ class _Noting(Hooks):
     def __init__(self, ws: Measured) -> None:
         self._ws = ws
 
-    def append(self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None) -> None:
+    def append(
+        self, g: Graph, layer: int, q: Heads, k: Heads | None, v: Heads | None
+    ) -> np.ndarray:
         if k is not None:
             self._ws.kv_layers.add(layer)
+        if has_basis(g.model, g.model.kv_layer(layer)):
+            measure_basis(g, q, k)
+        return q.x
 
     def recur(self, g: Graph, layer: int, record: Callable[[State], None]) -> None:
         def state(name: str, *shape: int) -> np.ndarray:

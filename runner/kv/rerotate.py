@@ -3,32 +3,44 @@
 This is NumPy, one layer at a time: for a context that is full, not for hot paths.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.cache import KVCache
 from tamis.kv.convert import as_float32, as_rows
+from tamis.model.key_basis import KeyBasis
 
 
-def close_up(
-    kv: KVCache,
-    layer: int,
-    n_tokens: int,
-    gone: range,
-    *,
-    inv_freq: np.ndarray,
-    neox: bool,
-) -> None:
+class Pairs(NamedTuple):
+    """The rotary pairs of a layer's keys, and the basis in which these are stored.
+
+    inv_freq, neox: see `rerotated`.
+    """
+
+    inv_freq: np.ndarray
+    neox: bool
+    basis: KeyBasis | None = None  # None: keys are stored as they are
+
+    def moved(self, rows: np.ndarray, by: int, type: str) -> np.ndarray:
+        """Copies of stored keys, rotated by further `by` positions, as rows of a type."""
+        x = as_float32(rows)
+        x = x if self.basis is None else self.basis.original(x)
+        x = rerotated(x, self.inv_freq, by, neox=self.neox)
+        return as_rows(x if self.basis is None else self.basis.stored(x), type)
+
+
+def close_up(kv: KVCache, layer: int, n_tokens: int, gone: range, pairs: Pairs) -> None:
     """Move a layer's K and V after the positions `gone` down to replace these.
 
     n_tokens: the number of positions before. The content beyond the remaining ones is undefined.
-    inv_freq, neox: see `rerotated`. Raises KVFileError.
+    Raises KVFileError.
     """
     page = gone.start // PAGE
     first, end = gone.start - page * PAGE, gone.stop - page * PAGE
     k, v = kv.read(layer, n_tokens, page)
-    moved = rerotated(as_float32(k[end:]), inv_freq, -len(gone), neox=neox)
-    k = np.concatenate([k[:first], as_rows(moved, kv.types.k)])
+    k = np.concatenate([k[:first], pairs.moved(k[end:], -len(gone), kv.types.k)])
     kv.write(layer, k, np.concatenate([v[:first], v[end:]]), page)
 
 

@@ -16,7 +16,7 @@ from tamis.kv.convert import as_float32, as_rows
 from tamis.kv.disk_tier import DiskTier
 from tamis.kv.page_store import PageStore
 from tamis.kv.paged import PagedKV
-from tamis.kv.rerotate import close_up
+from tamis.kv.rerotate import Pairs, close_up
 from tamis.kv.types import KVTypes, Tier
 from tamis.model.rope import rope_frequencies
 
@@ -135,7 +135,7 @@ def test_keys_of_every_type_turn_and_values_move(engine, type, tiered, neox, tmp
     kv.write(1, as_rows(x[0], type), x[1].astype(np.float16))
     (k, v), n_left = kv.read(1, N), N - len(GONE)
     inv_freq = rope_frequencies(hp, base=1e4, scaling=hp.rope_scaling).inv_freq
-    close_up(kv, 1, N, GONE, inv_freq=inv_freq, neox=neox)
+    close_up(kv, 1, N, GONE, Pairs(inv_freq, neox))
     new_k, new_v = kv.read(1, n_left)
     np.testing.assert_array_equal(new_v, np.delete(v, GONE, axis=0))
     np.testing.assert_array_equal(new_k[: GONE.start], k[: GONE.start])
