@@ -1,9 +1,9 @@
 """Decode steps of a method on a GPU: layers of Llama-3.1-8B's heads in one graph, op by op.
 
-Run it as `python -m tamis.tools.bench_select N_KV [--captured FILE] METHOD [METHOD...]`. A layer's
-time is that of a graph of LAYERS divided by LAYERS, alternating with dense attention's. Its floor
-is the time of the bytes that the method reads (for scores, by its ops' costs, and attention's K and
-V) at the rate of a large copy in the same run.
+Run it as `python -m tamis.tools.bench_select N_KV [--captured FILE] [--key-copy BITS] METHOD...`. A
+layer's time is that of a graph of LAYERS divided by LAYERS, alternating with dense attention's. Its
+floor is the time of the bytes that the method reads (for scores, by its ops' costs, and attention's
+K and V) at the rate of a large copy in the same run.
 
 Keys are of CLUSTERS directions per head, each key one of them plus noise; a query looks at a few of
 them. At 128K less than 0.2 % of the keys have 90 % of the weight, more peaked than a model's;
@@ -153,12 +153,13 @@ class Captured:
 class Steps:
     """The decode steps of a method over a cache, from its position on."""
 
-    def __init__(self, backend: CudaBackend, attn: str, keys: Keys) -> None:
+    def __init__(self, backend: CudaBackend, attn: str, keys: Keys, key_copy: int = 4) -> None:
         self.backend, self.attn, self.cache, self._keys = backend, attn, keys.cache, keys
         cache = self.cache
         n_ctx = -(-(cache.n_kv + STEPS) // PAGE) * PAGE
         heads = (N_HEAD, N_HEAD_KV, HEAD_DIM)
-        shape = SelectorShape(LAYERS, *heads, n_ctx, 1, (0,) * LAYERS, on_gpu=True)
+        windows = (0,) * LAYERS
+        shape = SelectorShape(LAYERS, *heads, n_ctx, 1, windows, on_gpu=True, key_copy=key_copy)
         self.state = parse_method(attn).open(shape)
         self._q = [zeros(cache.q.shape, np.float32) for _ in range(LAYERS)]
         self._linked: dict[str, CudaProgram] = {}
@@ -297,6 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("n_kv", type=int)
     parser.add_argument("--captured", type=Path)
+    parser.add_argument("--key-copy", type=int, choices=(0, 4, 8), default=4)
     parser.add_argument("methods", nargs="+")
     args = parser.parse_args()
     backend = CudaBackend()
@@ -307,7 +309,7 @@ def main() -> None:
     dense, rows = Steps(backend, "dense", keys), []
     backend.device.time(dense.next(stay=True))
     for attn in args.methods:
-        row = measure(backend, attn, dense, Steps(backend, attn, keys))
+        row = measure(backend, attn, dense, Steps(backend, attn, keys, args.key_copy))
         source = args.captured.name if args.captured else "directions"
         known = {"device": backend.device.name, "n_kv": args.n_kv, "keys": source, "rate": rate}
         rows.append({**known, **row})

@@ -323,6 +323,7 @@ class Engine:
         kv_dir: str | Path | None = None,
         kv_unit: int = UNIT,
         kv_vram: int | None = None,
+        key_copy: int | None = None,
         adapters: "Adapters | None" = None,
         progress: "Progress | None" = None,
     ) -> "Session":
@@ -341,8 +342,10 @@ class Engine:
         the KV cache; that of longer contexts is in a file of the folder kv_dir, which is read in
         units of kv_unit tokens of a KV head (1, 16 or 64). Decoding then raises KVFileError if the
         disk fails. kv_vram: bytes of a GPU's memory for the KV cache; that of longer contexts is in
-        RAM, from which the GPU fetches the pages that it reads. adapters: LoRA adapters and control
-        vectors of this sequence's model.
+        RAM, from which the GPU fetches the pages that it reads. key_copy: bits of the copy of keys
+        by which topk and cpe score them, 4 or 8 on a GPU, 8 on a CPU; 0: they read the keys. None:
+        4 on a GPU, 8 on a CPU. adapters: LoRA adapters and control vectors of this sequence's
+        model.
 
         Raises ValueError for sizes out of range, types that do not fit and adapters of another
         model, MethodError for an unknown method or one that cannot read such keys, MemoryError if
@@ -355,7 +358,7 @@ class Engine:
         self.loaded.check_open()
         report = progress or (lambda stage, done, total: None)
         self._filling.finish(lambda done, total: report("repack", done, total))
-        kv = KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram)
+        kv = KVOptions(KVTypes(type_k, type_v), _tier(kv_ram, kv_dir, kv_unit), kv_vram, key_copy)
         n_ctx = self.context(n_ctx)
         if n_ubatch is None:
             n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)

@@ -75,7 +75,7 @@ class Session(Generating):
         n_tok = max(2, n_ubatch)
         window, n_kv = tuple(map(model.window, range(hp.n_layer))), -(-n_ctx // PAGE) * PAGE
         shape = _selector_shape(hp, window, n_kv, n_tok)
-        chosen, copies = _opened(loaded, selector, shape)
+        chosen, copies = _opened(loaded, selector, shape, kv.key_copy)
         plans = checked_plans(loaded, n_ctx, n_ubatch, kv, copies)
         self._loaded, self.n_ctx, self.selector = loaded, n_ctx, selector
         self._few = exact_rows(model)
@@ -873,15 +873,28 @@ def _check_types(loaded: LoadedModel, types: KVTypes) -> None:
 
 
 def _opened(
-    loaded: LoadedModel, selector: Selector, shape: SelectorShape
+    loaded: LoadedModel, selector: Selector, shape: SelectorShape, key_copy: int | None
 ) -> tuple[list[SelectorState], dict[str, int]]:
     """The method's state on each device, and the bytes of keys that they keep, by device."""
     chosen, copies = [], dict.fromkeys((place.kv_device for place in loaded.places), 0)
     for place in loaded.places:
         on_host = place.kv_backend.on_host
-        chosen.append(selector.open(replace(shape, on_gpu=not on_host, int8_keys=on_host)))
+        bits = _copy_bits(key_copy, on_host=on_host)
+        chosen.append(selector.open(replace(shape, on_gpu=not on_host, key_copy=bits)))
         copies[place.kv_device] += chosen[-1].n_bytes
     return chosen, copies
+
+
+def _copy_bits(key_copy: int | None, *, on_host: bool) -> int:
+    """The bits of a device's copy of keys. Raises ValueError for what it has no kernels for."""
+    known = (0, 8) if on_host else (0, 4, 8)
+    if key_copy is None:
+        return 8 if on_host else 4
+    if key_copy not in known:
+        device = "a CPU" if on_host else "a GPU"
+        choices = ", ".join("none" if bits == 0 else str(bits) for bits in known)
+        raise ValueError(f"key_copy is {key_copy}, expected one of {choices} on {device}")
+    return key_copy
 
 
 def _whole_cache(model: Model, stages: Sequence[Stage]) -> KVCache:

@@ -46,6 +46,9 @@ class KVOptions(NamedTuple):
     types: KVTypes
     tier: Tier | None  # None: all of it in memory
     vram: int | None = None  # bytes of a GPU's memory, the rest being in RAM; None: all on the GPU
+    key_copy: int | None = (
+        None  # bits of methods' copy of keys, 0: none; None: the device's default
+    )
 
 
 def kv_bytes(hp: HParams, n_ctx: int, types: KVTypes) -> int:

@@ -45,7 +45,7 @@ class SelectorShape:
     window: tuple[int, ...]  # each layer's own sliding window, 0 = full
     attention_scale: float = 0.0  # the scale of scores; 0: head_dim ** -0.5
     on_gpu: bool = False  # whether keys are selected on a GPU
-    int8_keys: bool = False  # whether methods score keys by an int8 copy: see key_codes.py
+    key_copy: int = 0  # bits of the copy by which methods score keys, 0: none; see key_codes.py
 
     def __post_init__(self) -> None:
         if self.n_ctx % PAGE:
@@ -594,6 +594,10 @@ def full_selection(shape: SelectorShape, n_query: int, q_block: int) -> Selectio
     )
 
 
+# The fields of an op that chooses among all keys, where COPY_CANDIDATES listed none.
+ALL_KEYS: Mapping[str, Any] = dict.fromkeys(("found", "exact", "n_found"))
+
+
 class BestScores:
     """Buffers for scores of keys, which all layers share, and the selection of the best.
 
@@ -612,8 +616,11 @@ class BestScores:
         self._counts = np.zeros(n_row, np.int32)
         self._kept: dict[str, Any] = {"n_sink": n_sink, "n_local": n_local, "n_top": n_top}
 
-    def choose(self, rec: Recording) -> Selection:
-        """Record the selection by the scores and maxima that an earlier op has written."""
+    def choose(self, rec: Recording, candidates: Mapping[str, Any] = ALL_KEYS) -> Selection:
+        """Record the selection by the scores and maxima that an earlier op has written.
+
+        candidates: what it is limited to, see KeyScores.
+        """
         n_row, (n_head, capacity) = len(self._sets), self.scores.shape
         rec.program.add(
             ops.SELECT_BEST,
@@ -621,6 +628,7 @@ class BestScores:
             scores=self.scores,
             maxima=self.maxima,
             order=self._order,
+            **candidates,
             sets=self._sets,
             counts=self._counts,
             n_row=n_row,

@@ -375,6 +375,7 @@ class _State(SelectorState):
             scores=self._scores,
             maxima=self._maxima,
             order=self._order,
+            **self._score.candidates,
             ref_sets=self._ref_sets[layer],
             ref_counts=self._ref_counts[layer],
             sets=self._sets,

@@ -67,7 +67,7 @@ def chosen(p: TopK, scores: np.ndarray) -> np.ndarray:
 
 
 class _State(SelectorState):
-    """The keys' int8 copy, and scratch of one layer, shared by all."""
+    """The keys' copy in fewer bits, and scratch of one layer, shared by all."""
 
     def __init__(self, params: TopK, shape: SelectorShape) -> None:
         super().__init__(shape)
@@ -84,7 +84,7 @@ class _State(SelectorState):
         p = self._params
         middle = {"n_sink": p.sink, "n_local": p.recent, "drop": 0}
         self._scores.record(rec, layer, q, kv, cost=self._score_cost, middle=middle)
-        return self._best.choose(rec)
+        return self._best.choose(rec, self._scores.candidates)
 
     def truncate(self, n_tokens: int) -> None:
         self._scores.truncate(n_tokens)

@@ -27,7 +27,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("attn", "n_op"), [("quest:dense=0", 4), ("hip:l_d=0,r_m=4", 2), ("cpe:phi=1", 6)]
+    ("attn", "n_op"), [("quest:dense=0", 4), ("hip:l_d=0,r_m=4", 2), ("cpe:phi=1", 7)]
 )
 def test_a_layers_time_is_a_steps_over_the_layers(gpu, attn, n_op):
     keys = bench_select.Directions(1000)

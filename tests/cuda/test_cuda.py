@@ -158,6 +158,18 @@ MEANT = {
     KernelSpec(ops.SELECT_WINDOW, ()): ["st.global.u32"],
     KernelSpec(ops.SCORE_KEYS, (64, 3, 3, "f16")): ["ld.global.nc.v4.u32", "mma.sync"],
     KernelSpec(ops.SCORE_KEYS, (128, 4, 4, "q8_0")): ["ld.global.nc.v2.u32", "mma.sync.*s8.s8"],
+    KernelSpec(ops.SCORE_COPY, (128, 4, 4, "f16", 4)): [
+        "mma.sync.*u8.s8",
+        "ld.global.v4.u32",
+        "st.global.f32",
+    ],
+    KernelSpec(ops.SCORE_COPY, (80, 7, 1, "q8_0", 8)): ["mma.sync.*s8.s8", "st.global.f32"],
+    KernelSpec(ops.COPY_CANDIDATES, (128, 4, 4, "f16")): [
+        "atom.*shared",
+        "atom.global.add.u32",
+        "ld.global.nc.v4",
+        "shfl.sync.bfly",
+    ],
     KernelSpec(ops.SELECT_BEST, ()): ["atom.*shared", "red.global.or", "popc"],
     KernelSpec(ops.SELECT_TOP_K, ()): ["atom.*shared", "vote.sync.ballot", "popc"],
     KernelSpec(ops.SELECT_UNION, ()): ["red.global.or", "popc"],

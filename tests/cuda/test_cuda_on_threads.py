@@ -40,6 +40,7 @@ FILES = (
     "select.delta",
     "select.hip",
     "select.indexer",
+    "select.key_copy",
     "select.lfps",
     "select.marks",
     "select.metered",

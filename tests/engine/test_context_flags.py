@@ -88,8 +88,9 @@ def test_commands_pass_the_budget_on(line, monkeypatch, tmp_path):
     (tmp_path / "text").write_text("x" * 35)
     monkeypatch.chdir(tmp_path)
     flags = ["--kv-ram", "1MiB", "--kv-dir", ".", "--kv-unit", "64", "--kv-vram", "2GiB"]
+    flags += ["--key-copy", "none"]
     assert main([*line.split(), *flags]) == 0
     assert len(seen) == (2 if "quest" in line else 1)
     for options in seen:
         assert (options["kv_ram"], options["kv_dir"], options["kv_unit"]) == (1 << 20, ".", 64)
-        assert options["kv_vram"] == 1 << 31
+        assert (options["kv_vram"], options["key_copy"]) == (1 << 31, 0)

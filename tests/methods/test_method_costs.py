@@ -79,7 +79,7 @@ def test_cpe_reads_keys_of_rows_that_retrieve():
 
 
 def test_keys_without_codes_are_read_whole():
-    tape = tape_of("hshare:budget=40,sink=3,recent=5,rows=head", int8_keys=False)
+    tape = tape_of("hshare:budget=40,sink=3,recent=5,rows=head", key_copy=0)
     tape.state._for_decode._owners[0], n_key = range(6), POS + 1 - 3 - 5
     assert cost_of(tape, "score_keys", "start") == (n_key * KEY * N_KV, products(n_key))
 

@@ -373,7 +373,52 @@ def _staging(n: int, heads: int, row_of: Any, type: str = "f16") -> Any:
     return stage
 
 
+def _loading_words(n: int) -> Callable[[Any], tuple[int, ...]]:
+    """See cuda/select/key_copy.py."""
+    return lambda address: tuple(_at(address, ctypes.c_uint32 * n))
+
+
+def _loading_heads(n: int) -> Callable[[Any], tuple[int, ...]]:
+    """See cuda/select/key_copy.py."""
+    return lambda address: tuple(_low(local.block.shared[int(address) + 128 * i]) for i in range(n))
+
+
+def _multiplying_heads(n_word: int, bits: int) -> Callable[..., tuple[int, ...]]:
+    """See cuda/select/key_copy.py: every lane has its part of heads and keys."""
+
+    def numbers_of(words: Any, bits: int) -> np.ndarray:
+        bytes_ = np.array([_low(w) for w in words], np.uint32).view(np.uint8).reshape(-1, 4)
+        if bits == 4:
+            bytes_ = np.stack([bytes_ & 15, bytes_ >> 4], axis=1)
+        return (bytes_ if bits == 4 else bytes_.view(np.int8)).reshape(-1).astype(int)
+
+    def multiply(heads: Any, first: Any, second: Any, key: Any, other: Any) -> tuple[int, ...]:
+        parts = [numbers_of(heads, 8), numbers_of(key, bits), numbers_of(other, bits)]
+        lanes = exchanged(parts)
+        head, one, two = (
+            np.array([np.concatenate([lanes[4 * g + t][i] for t in range(4)]) for g in range(8)])
+            for i in range(3)
+        )
+        assert head.shape == one.shape == (8, 32 * n_word)
+        (g, t), sums = divmod(local.thread % 32, 4), (int(first), int(second))
+        found = [sums[i] + head[2 * t + i] @ keys[g] for keys in (one, two) for i in range(2)]
+        return tuple(map(int, found))
+
+    return multiply
+
+
+def _add_i32(address: Any, value: Any) -> int:
+    there = _at(address, ctypes.c_int32)
+    there.value += int(value)
+    return int(there.value) - int(value)
+
+
 MEANINGS: dict[str, Any] = {
+    "loading_words": _loading_words,
+    "loading_heads": _loading_heads,
+    "multiplying_heads": _multiplying_heads,
+    "add_i32": _add_i32,
+    "pack_f16": lambda low, high: int(np.array([low, high], np.float16).view(np.uint32)[0]),
     "device": lambda function: function,
     "staging": _staging,
     "thread": lambda: local.thread,

@@ -102,7 +102,7 @@ TEXTS = {
 ON_GPU = ("cpe", "hip", "tactic", "topk")  # the first text of these is recorded for one, too
 SHAPE: dict[str, Any] = {
     "n_layer": 3, "n_head": 6, "n_head_kv": 2, "head_dim": 16, "n_ctx": N_CTX,
-    "n_ubatch": N_UBATCH, "window": (0, 32, 0), "int8_keys": True,
+    "n_ubatch": N_UBATCH, "window": (0, 32, 0), "key_copy": 8,
 }  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def recorded(name: str) -> str:
     for text in TEXTS[name]:
         lines += [f"== {text}", *Tape(text, SelectorShape(**SHAPE)).lines]
     if name in ON_GPU:
-        shape = SelectorShape(**SHAPE | {"on_gpu": True, "int8_keys": False})
+        shape = SelectorShape(**SHAPE | {"on_gpu": True, "key_copy": 4})
         lines += [f"== {TEXTS[name][0]} on a GPU", *Tape(TEXTS[name][0], shape).lines]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ class Replay:
     head_dim], T a multiple of 64. The first n_prefill queries come as one prompt chunk.
     """
 
-    def __init__(self, method, q, k, v, *, n_prefill=32, n_thread=1, int8_keys=True):
+    def __init__(self, method, q, k, v, *, n_prefill=32, n_thread=1, key_copy=8):
         self.q, self.n_layer = q, len(q)
         _, self.n_head, self.n_q, self.head_dim = q.shape
         self.n_head_kv, self.n_kv = k.shape[1:3]
@@ -36,7 +36,7 @@ class Replay:
             n_ctx=self.n_kv,
             n_ubatch=max(2, n_prefill),
             window=(0,) * self.n_layer,
-            int8_keys=int8_keys,
+            key_copy=key_copy,
         )
         self.state = method.open(shape)
         table = np.arange(self.n_kv // PAGE, dtype=np.int32)

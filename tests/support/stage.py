@@ -38,7 +38,7 @@ class Stage:
             n_layer=1, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim,
             n_ctx=n_page * PAGE, n_ubatch=2, window=(0,),
             on_gpu=not (backend is None or backend.on_host),
-            int8_keys=backend is None or backend.on_host,
+            key_copy=8 if backend is None or backend.on_host else 4,
         )  # fmt: skip
         self._shape, self.state = shape, parse_method(text).open(shape)
         self._q = np.zeros((1, n_head, head_dim), np.float32)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.select.hshare import *
     from tamis.jit_kernels.contract.ops.select.hyperattention import *
     from tamis.jit_kernels.contract.ops.select.indexer import *
+    from tamis.jit_kernels.contract.ops.select.key_codes import *
+    from tamis.jit_kernels.contract.ops.select.key_copy import *
     from tamis.jit_kernels.contract.ops.select.lfps import *
     from tamis.jit_kernels.contract.ops.select.magicpig import *
     from tamis.jit_kernels.contract.ops.select.metered import *

@@ -111,6 +111,8 @@ MMA_S8 = Text(
     U4,
     (U4, U2, U4),
 )
+# The same of unsigned bytes of A and signed ones of B.
+MMA_U8_S8 = MMA_S8._replace(text=MMA_S8.text.replace("s32.s8.s8", "s32.u8.s8"))
 dot_u8 = _ptx("dp4a.u32.s32 $0, $1, $2, $3;", int32, uint32, uint32, int32)(
     "The sum of $3 and of four products of unsigned bytes of $1 and signed ones of $2 (9.7.1.23)."
 )
@@ -163,6 +165,7 @@ LOAD_PAIR_IF = Text(
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
+LOAD_SHARED_WORD = Text("ld.shared.u32 $0, [$1];", uint32, (uint32,), volatile=True)
 STORE_SHARED_WORD = Text("st.shared.u32 [$0], $1;", void, (uint32, uint32), volatile=True)
 STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile=True)
 load_shared_u128 = _ptx("ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", U4, uint32, volatile=True)(
@@ -346,6 +349,9 @@ keep_f32 = _ptx("mov.f32 $0, $1;", float32, float32, volatile=True)("As keep, of
 count_bits = _ptx("popc.b32 $0, $1;", uint32, uint32)("How many bits are set (9.7.1.14).")
 exchange_i32 = _ptx("atom.global.exch.b32 $0, [$1], $2;", int32, int64, int32, volatile=True)(
     "Write an int32, atomically; the one before (9.7.12.4)."
+)
+add_i32 = _ptx("atom.global.add.u32 $0, [$1], $2;", int32, int64, int32, volatile=True)(
+    "Add to an int32, atomically; what it was (9.7.13.5)."
 )
 add_i64 = _ptx("red.global.add.u64 [$0], $1;", void, int64, int64, volatile=True)(
     "Add to an int64, atomically (9.7.12.5)."

@@ -314,6 +314,7 @@ def holding(some_of: Any) -> tuple[Any, Any]:
 threshold, write_from = thresholding(some_of), writing(some_of)
 hold, some_held = holding(some_of)
 threshold_held, write_held = thresholding(some_held), writing(some_held)
+threshold_of_found = thresholding(some_held)
 threshold_of_weights = thresholding(some_held, number_of)
 
 
@@ -389,35 +390,35 @@ def write_word(out, word, first):
 @device
 def write_bits(words, first, end, out, parts):
     """Write the indices of set bits of int64s first .. end - 1, ascending; return their number."""
-    count = 0
-    start = first
-    while start < end:
-        w = start + thread()
-        word = load_i64(words + 8 * w) if w < end else 0
-        before, total = block_before(int32(size_of(word)), parts)
-        to = write_word(out + 4 * (count + before), word & 0xFFFFFFFF, 64 * w)
-        write_word(to, (word >> 32) & 0xFFFFFFFF, 64 * w + 32)
-        count += total
-        start += threads()
-    return count
+    share, mine = quotient(end - first + threads() - 1, threads()), int32(0)
+    begin = first + share * thread()
+    stop = min(begin + share, end)
+    for w in range(begin, stop):
+        mine += size_of(load_i64(words + 8 * w))
+    before, total = block_before(int32(mine), parts)
+    to = out + 4 * before
+    for w in range(begin, stop):
+        word = load_i64(words + 8 * w)
+        to = write_word(to, word & 0xFFFFFFFF, 64 * w)
+        to = write_word(to, (word >> 32) & 0xFFFFFFFF, 64 * w + 32)
+    return total
 
 
 @device
 def add_first_bits(words, others, n, first, end, parts):
     """Set in `words` the n lowest set bits of `others` (disjoint bitmaps); a block's work."""
-    start = first
-    while start < end:
-        w = start + thread()
-        other = load_i64(others + 8 * w) if w < end else 0
-        before, total = block_before(int32(size_of(other)), parts)
-        left, word = min(n - before, size_of(other)), load_i64(words + 8 * w) if w < end else 0
-        while left > 0:
+    share, mine = quotient(end - first + threads() - 1, threads()), int32(0)
+    begin = first + share * thread()
+    stop = min(begin + share, end)
+    for w in range(begin, stop):
+        mine += size_of(load_i64(others + 8 * w))
+    left = n - block_before(int32(mine), parts)[0]
+    for w in range(begin, stop):
+        word, other = load_i64(words + 8 * w), load_i64(others + 8 * w)
+        while left > 0 and other != 0:
             low = other & -other
             word, other, left = word | low, other ^ low, left - 1
-        if w < end:
-            store_i64(words + 8 * w, word)
-        n -= total
-        start += threads()
+        store_i64(words + 8 * w, word)
 
 
 # ---- of scores with maxima -----------------------------------------------------------------------
@@ -480,4 +481,39 @@ def write_best_by_maxima(shared, rows, low, high, k, order, out):
     sync_block()
     add_first_bits(words, tied, n_tie, low // 64, (high + 63) // 64, parts)
     sync_block()
+    write_bits(words, low // 64, (high + 63) // 64, out, parts)
+
+
+@device
+def write_best_found(shared, found, low, high, k, order, out):
+    """Do what write_best does, for (positions, their scores, number) in any order.
+
+    The number is above k, positions are from low to high - 1. order: scratch, two bits a position
+    up to `high`, rounded up to 64.
+    """
+    parts, (positions, scores, n) = cuda.shared.array(MOST_WARPS, int32), found
+    words, tied = order, order + (high + 63) // 64 * 8
+    clear_bits(words, low // 64, (high + 63) // 64)
+    hold(shared, scores, 0, n)
+    bar, n_tie = threshold_of_found((shared, scores, 0), 0, n, k, parts)
+    i, mine = thread(), int32(0)
+    while i < n:
+        j, x = load_i32(positions + 4 * i), ordered(load_f32(scores + 4 * i))
+        if x > bar:
+            set_bit(words, j)
+        mine += 1 if x == bar else 0
+        i += threads()
+    _, n_equal = block_before(int32(mine), parts)
+    if n_equal > n_tie:
+        clear_bits(tied, low // 64, (high + 63) // 64)
+        sync_block()
+    i = thread() if mine > 0 else n
+    while i < n:
+        if ordered(load_f32(scores + 4 * i)) == bar:
+            set_bit(words if n_equal == n_tie else tied, load_i32(positions + 4 * i))
+        i += threads()
+    sync_block()
+    if n_equal > n_tie:
+        add_first_bits(words, tied, n_tie, low // 64, (high + 63) // 64, parts)
+        sync_block()
     write_bits(words, low // 64, (high + 63) // 64, out, parts)

@@ -37,6 +37,7 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
     hold,
     set_bit,
     write_best_by_maxima,
+    write_best_found,
     write_best_held,
     write_bits,
     write_range,
@@ -160,6 +161,13 @@ def score_keys(head_dim: int, heads: int, group: int, type_k: str) -> list[Launc
     return [Launch(kernel, blocks=2 if head_dim <= 128 else 1, shared=ROW * heads)]
 
 
+@device
+def found_of(a, r):
+    """A scored row's candidates: see COPY_CANDIDATES."""
+    first = 4 * a.capacity * r
+    return a.found + first, a.exact + first, load_i32(a.n_found + 4 * r)
+
+
 def select_best() -> list[Launch]:
     """Kernel of SELECT_BEST: blocks stride over rows."""
 
@@ -176,7 +184,10 @@ def select_best() -> list[Launch]:
                 first = a.capacity * a.group * r
                 rows = a.scores + 4 * first, a.maxima + first // 4, a.capacity
                 order, to = a.order + 4 * a.capacity * r, out + 4 * sinks
-                write_best_by_maxima(shared, rows, low, high, a.n_top, order, to)
+                if a.found == 0:
+                    write_best_by_maxima(shared, rows, low, high, a.n_top, order, to)
+                else:
+                    write_best_found(shared, found_of(a, r), low, high, a.n_top, order, to)
             write_range(out + 4 * (sinks + n_middle), high, pos + 1)
             if thread() == 0:
                 store_i32(a.counts + 4 * r, sinks + n_middle + max(0, pos + 1 - high))

@@ -39,10 +39,11 @@ from tamis.jit_kernels.cuda.lang.radix_topk import (
     set_bit,
     thresholding,
     write_best_by_maxima,
+    write_best_found,
     write_bits,
     write_range,
 )
-from tamis.jit_kernels.cuda.select.common import middle, window_start
+from tamis.jit_kernels.cuda.select.common import found_of, middle, window_start
 
 RETRIEVE, EVERYTHING = -1, -2  # other decisions: the reference whose set is shared
 META = 8 * len(CIS_META)
@@ -263,12 +264,18 @@ def copy_within(entries, n, low, high, out):
 
 
 @device
-def scores_of(a, r):
-    """Scores, maxima and room of a row that retrieves: such rows are scored in order."""
+def scored_as(a, r):
+    """The number of a row that retrieves among those that are scored: they come in order."""
     scored = r // a.rows_per_kv * a.rows_per_kv
     for other in range(scored, r):
         scored += 1 if load_i32(a.chosen + 4 * other) == RETRIEVE else 0
-    first = a.capacity * a.group * scored
+    return scored
+
+
+@device
+def scores_of(a, r):
+    """Scores, maxima and room of a row that retrieves."""
+    first = a.capacity * a.group * scored_as(a, r)
     return a.scores + 4 * first, a.maxima + first // 4, a.capacity
 
 
@@ -290,7 +297,11 @@ def cis_sets() -> list[Launch]:
                 write_range(to, low, high)
                 n += max(0, high - low)
             elif decision == RETRIEVE:
-                write_best_by_maxima(shared, scores_of(a, r), low, high, a.n_top, room, to)
+                if a.found == 0:
+                    write_best_by_maxima(shared, scores_of(a, r), low, high, a.n_top, room, to)
+                else:
+                    found = found_of(a, scored_as(a, r))
+                    write_best_found(shared, found, low, high, a.n_top, room, to)
                 n += a.n_top
             else:
                 slot = a.n_block * r + decision

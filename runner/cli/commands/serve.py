@@ -535,6 +535,7 @@ class Source:
             "kv_dir": given.kv_dir and str(Path(given.kv_dir).absolute()),
             "kv_unit": given.kv_unit,
             "kv_vram": given.kv_vram,
+            "key_copy": common.key_copy(given),
         }
         rope = None if self._rope is None else asdict(self._rope)
         how = (

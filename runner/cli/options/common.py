@@ -337,11 +337,23 @@ def add_unit_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_copy_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --key-copy."""
+    group(parser, KV_GROUP).add_argument(
+        "--key-copy",
+        choices=("none", "4", "8"),
+        help="bits of the copy of keys by which topk and cpe score them before they look at the "
+        "best of the keys themselves; none: they read all keys (default: 4 on a GPU, 8 on the CPU, "
+        "which has no other)",
+    )
+
+
 def add_context_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of long contexts: --kv-*, --rope-scaling, --rope-scale, --yarn-orig-ctx."""
+    """Add the flags of long contexts: --kv-*, --key-copy, --rope-*, --yarn-orig-ctx."""
     add_kv_arguments(parser)
     add_unit_argument(parser)
     add_vram_argument(parser)
+    add_copy_argument(parser)
     add_rope_arguments(parser)
 
 
@@ -585,10 +597,18 @@ def rope_scaling(arguments: argparse.Namespace) -> Any:
     return RopeScaling(kind=kind, factor=factor, n_ctx_orig=n_ctx_orig or 0)
 
 
+def key_copy(arguments: argparse.Namespace) -> int | None:
+    """The bits of --key-copy, None where it is not given."""
+    given = getattr(arguments, "key_copy", None)
+    return None if given is None else 0 if given == "none" else int(given)
+
+
 def kv_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Types, tiers and folder of a session's KV cache, as far as the command has flags."""
     names = ("kv_ram", "kv_dir", "kv_unit", "kv_vram")
     where = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    if getattr(arguments, "key_copy", None) is not None:
+        where["key_copy"] = key_copy(arguments)
     return {"type_k": arguments.cache_type_k, "type_v": arguments.cache_type_v, **where}
 
 

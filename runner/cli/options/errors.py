@@ -20,6 +20,7 @@ FLAGS = {
     "draft_max": "--draft-max",
     "min_mass": "--min-mass",
     "audit": "--audit",
+    "key_copy": "--key-copy",
     "n_words": "--length",  # of a summary
 }
 # The user's own words are in quotes and stay; an apostrophe within a word is not a quote.

@@ -61,6 +61,10 @@ class SelectBest:
     scores: Address  # as SCORE_KEYS left them; overwritten
     maxima: Address
     order: Address  # int32 [n_row, capacity], scratch
+    # what the best are chosen from, as COPY_CANDIDATES left it; 0: all scores
+    found: Address
+    exact: Address
+    n_found: Address
     sets: Address  # int32 [n_row, set_capacity]
     counts: Address  # int32 [n_row]
     n_row: int

@@ -83,6 +83,10 @@ class CisSets:
     scores: Address  # SCORE_KEYS's, in the order of the rows that retrieve; overwritten like maxima
     maxima: Address
     order: Address  # int32 [n_row, capacity], scratch
+    # what the best are chosen from, as COPY_CANDIDATES left it; 0: all scores
+    found: Address
+    exact: Address
+    n_found: Address
     ref_sets: Address  # int32 [n_row, n_block, set_capacity]
     ref_counts: Address  # int32 [n_row, n_block]
     sets: Address  # int32 [n_row, set_capacity]

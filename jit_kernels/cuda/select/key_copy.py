@@ -1,0 +1,686 @@
+"""A copy of keys in 4 or 8 bits: what is missing is copied, all are scored, the best exactly."""
+
+import math
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import cuda, float32, int32, types, uint8, uint32
+
+from tamis.jit_kernels.contract.op import POS
+from tamis.jit_kernels.contract.ops.select.key_copy import COPY_SAMPLE, COPY_TIMES, copy_bytes
+from tamis.jit_kernels.contract.types import PAGE
+from tamis.jit_kernels.cuda.kv.kv_rows import key_row, reading, reading_one, row_bytes
+from tamis.jit_kernels.cuda.lang.grid import (
+    MOST_WARPS,
+    THREADS,
+    WARP,
+    WARPS,
+    Launch,
+    lane,
+    sync_block,
+    thread,
+    threads,
+    total_of,
+    warp,
+    warp_max,
+    warp_sum,
+    warp_through,
+)
+from tamis.jit_kernels.cuda.lang.intrinsic import (
+    I32,
+    I64,
+    U4,
+    address,
+    device,
+    half_f32,
+    load_device,
+    load_f32,
+    load_f32x8,
+    load_i32,
+    op,
+    ordered,
+    pack_f16,
+    quotient,
+    remainder,
+    rounded,
+    store_f32,
+    store_i32,
+)
+from tamis.jit_kernels.cuda.lang.ptx import (
+    LOAD_SHARED_WORD,
+    MMA_S8,
+    MMA_U8_S8,
+    add_i32,
+    ballot,
+    count_bits,
+    emit,
+    keep,
+    keep_u32,
+    load_shared,
+    load_shared_i32,
+    reciprocal,
+    shared_address,
+    shuffle_i32,
+    shuffle_xor,
+    store_shared_f32,
+    store_shared_i32,
+    sync_warp,
+)
+from tamis.jit_kernels.cuda.lang.radix_topk import (
+    HELD,
+    SPAN,
+    SUBSPAN,
+    hold,
+    some_held,
+    thresholding,
+)
+from tamis.jit_kernels.cuda.select.common import LOWEST, NOTHING, middle
+
+HEADS, EIGHT = 8, 8  # heads of a product; elements of a key that a lane handles together
+STEPS = {4: 7, 8: 127}  # codes of the largest element of a key
+Q_STEPS = 127  # and of a query
+LARGEST = 65504.0  # of a step, a float16
+TINY = 1e-30
+LEAST_SPREAD = 1e-3  # of the mean spread: elements that are nearly the same in all keys
+ROW = 4 * (WARP + 4)  # bytes of a head's products with a warp's 32 keys: no two share a bank
+TILE = HEADS * ROW  # bytes of a warp's products
+LISTED = 4 * WARP  # positions that a warp lists at a time
+WIDE = 512  # threads of a block of COPY_CANDIDATES
+
+
+def width_of(head_dim: int) -> int:
+    """Bytes of float32s of a head, filled up to whole 32."""
+    return -(-head_dim // 32) * 128
+
+
+def lanes_of(head_dim: int) -> int:
+    """How many lanes share a key that is multiplied exactly."""
+    return 16 if head_dim <= 128 else WARP
+
+
+def multiplying_heads(n_word: int, bits: int) -> Any:
+    """The intrinsic (queries, first, second, key, other key) that multiplies 8 heads by 16 keys.
+
+    A lane has 8 n_word elements of a head and of two keys, lane / 4 and 8 further; first and second
+    are what sums of its heads begin with.
+    """
+    key_kind, head_kind = (
+        types.UniTuple(uint32, n_word * bits // 4),
+        types.UniTuple(uint32, 2 * n_word),
+    )
+    low, four = ir.Constant(I32, 0x0F0F0F0F), ir.Constant(I32, 4)
+
+    def halves(b: Any, key: list[Any], i: int) -> tuple[Any, Any]:
+        if bits == 8:
+            return key[2 * i], key[2 * i + 1]
+        return b.and_(key[i], low), b.and_(b.lshr(key[i], four), low)
+
+    @op(U4, head_kind, int32, int32, key_kind, key_kind)
+    def multiply(b, heads, first, second, key, other):
+        sums = [first, second, first, second]
+        for i in range(n_word):
+            (a, c), (d, e) = halves(b, key, i), halves(b, other, i)
+            product = MMA_S8 if bits == 8 else MMA_U8_S8
+            sums = emit(b, product, [a, d, c, e, heads[2 * i], heads[2 * i + 1], *sums])
+        return sums
+
+    return multiply
+
+
+def loading_words(n: int) -> Any:
+    """The intrinsic that loads n words of a multiple of their largest power of two."""
+    wide = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
+
+    @op(types.UniTuple(uint32, n), types.int64)
+    def words(b, at):
+        found: list[Any] = []
+        for i in range(0, n, wide):
+            there = b.add(at, ir.Constant(I64, 4 * i))
+            vector = load_device(b, there, ir.VectorType(I32, wide), 4 * wide)
+            found += [b.extract_element(vector, ir.Constant(I32, j)) for j in range(wide)]
+        return found
+
+    return words
+
+
+def loading_heads(n: int) -> Any:
+    """The intrinsic that loads n words of shared memory, WARP words apart."""
+
+    @op(types.UniTuple(uint32, n), uint32)
+    def words(b, at):
+        found: list[Any] = []
+        for i in range(n):
+            there = b.add(at, ir.Constant(I32, 4 * WARP * i))
+            found += emit(b, LOAD_SHARED_WORD, [there])
+        return found
+
+    return words
+
+
+@device
+def asked_of(counts, heads, h):
+    """How many of a KV head's query heads are scored; counts: see ScoreCopy."""
+    return load_i32(counts + 4 * h) if counts != 0 else heads
+
+
+@device
+def asking_head(counts, i):
+    """The i-th KV head of those that have any."""
+    h = i
+    if counts != 0:
+        h = 0
+        while i > 0 or load_i32(counts + 4 * h) == 0:
+            i -= 1 if load_i32(counts + 4 * h) > 0 else 0
+            h += 1
+    return h
+
+
+# ---- copying -------------------------------------------------------------------------------------
+def centring(head_dim: int, type_k: str) -> Any:
+    """The function that leaves a KV head's centre, spread and 1 / spread in shared memory.
+
+    They follow each other, and are 0 after head_dim elements. It is a block's work.
+    """
+    size, read, width = (
+        row_bytes(type_k, head_dim),
+        reading_one(type_k, head_dim),
+        width_of(head_dim),
+    )
+
+    @device
+    def put(shared, d, mean, spread):
+        inverse = reciprocal(spread) if spread > float32(0) else float32(0)
+        store_shared_f32(uint32(shared + 4 * d), mean)
+        store_shared_f32(uint32(shared + width + 4 * d), spread)
+        store_shared_f32(uint32(shared + 2 * width + 4 * d), inverse)
+
+    @device
+    def sampled(a, h, n, d):
+        """Mean and variance of element d over COPY_SAMPLE of the first n keys, or over all."""
+        m = min(n, COPY_SAMPLE)
+        rows, first, total, squares = 0, float32(0), float32(0), float32(0)
+        for i in range(m):
+            j = quotient(i * n, m)
+            rows = a.k_pages + size * key_row(a.k_table, a.n_head_kv, h, j)
+            x = read(rows, d)
+            first = x if i == 0 else first
+            total, squares = total + (x - first), squares + (x - first) * (x - first)
+        mean = total / float32(m)
+        return first + mean, max(squares / float32(m) - mean * mean, float32(0))
+
+    @device
+    def take(a, shared, h, n, is_first, parts):
+        mine = float32(0)
+        for d in range(thread(), head_dim, THREADS):
+            mean, variance = sampled(a, h, n, d)
+            spread = math.sqrt(variance)
+            put(shared, d, mean, spread)
+            mine += spread
+        least = max(float32(LEAST_SPREAD / head_dim) * total_of(mine, parts), float32(TINY))
+        for d in range(thread(), head_dim, THREADS):
+            mean = load_shared(uint32(shared + 4 * d))
+            spread = max(load_shared(uint32(shared + width + 4 * d)), least)
+            put(shared, d, mean, spread)
+            if is_first:
+                a.centre[h, d], a.spread[h, d] = mean, spread
+
+    @device
+    def known(a, shared, h):
+        for d in range(thread(), head_dim, THREADS):
+            put(shared, d, a.centre[h, d], a.spread[h, d])
+
+    @device
+    def centre(a, shared, h, n, is_first, parts):
+        for d in range(head_dim + thread(), width // 4, THREADS):
+            put(shared, d, float32(0), float32(0))
+        if a.filled[h] == 0:
+            take(a, shared, h, n, is_first, parts)
+        else:
+            known(a, shared, h)
+
+    return centre
+
+
+def copying(head_dim: int, type_k: str, bits: int) -> Any:
+    """The function of a warp that copies keys begin .. end - 1; shared: as centring leaves it."""
+    size, read, width = row_bytes(type_k, head_dim), reading(type_k, head_dim), width_of(head_dim)
+    most, n_eight, n_read = STEPS[bits], width // 4 // EIGHT, head_dim // EIGHT
+
+    @device
+    def part_of(shared, row, e, i):
+        """Element i of an eight less its centre, in spreads."""
+        at = shared + 4 * (EIGHT * e + i)
+        return (row[i] - load_shared(uint32(at))) * load_shared(uint32(at + 2 * width))
+
+    @device
+    def code_of(shared, row, e, i, inverse):
+        code = rounded(part_of(shared, row, e, i) * inverse) if e < n_read else int32(0)
+        return max(min(code, int32(most)), int32(-most))
+
+    @device
+    def put(shared, row, e, inverse, at):
+        low, high = uint32(0), uint32(0)
+        for i in range(4):
+            one = code_of(shared, row, e, i, inverse)
+            other = code_of(shared, row, e, i + 4, inverse)
+            if bits == 4:
+                low |= uint32(((one + 8) | ((other + 8) << 4)) << (8 * i))
+            else:
+                low |= uint32((one & 255) << (8 * i))
+                high |= uint32((other & 255) << (8 * i))
+        store_i32(at + bits * e, low)
+        if bits == 8:
+            store_i32(at + bits * e + 4, high)
+
+    @device
+    def copy(a, shared, h, begin, end):
+        for j in range(begin, end):
+            row, mine = a.k_pages + size * key_row(a.k_table, a.n_head_kv, h, j), float32(0)
+            for e in range(lane(), n_read, WARP):
+                x = read(row, EIGHT * e)
+                for i in range(EIGHT):
+                    mine = max(mine, abs(part_of(shared, x, e, i)))
+            step = min(warp_max(mine) * float32(1 / most), float32(LARGEST))
+            step = half_f32(pack_f16(step, float32(0)))  # as it will be read
+            inverse = reciprocal(step) if step > float32(0) else float32(0)
+            for e in range(lane(), n_eight, WARP):
+                x = read(row, EIGHT * min(e, n_read - 1))
+                put(shared, x, e, inverse, address(a.codes[h, j]))
+            if lane() == 0:
+                a.steps[h, j] = step
+
+    return copy
+
+
+# ---- scores --------------------------------------------------------------------------------------
+class Room(NamedTuple):
+    """Byte offsets in a block's shared memory: what centring leaves comes first."""
+
+    heads: int  # words of eight heads, WARP words apart, for each pass
+    of_heads: int  # of each head: its step, what its sums begin with, and q . centre
+    tiles: int  # of each warp: products, then maxima
+    end: int
+
+
+def room_of(head_dim: int, heads: int) -> Room:
+    """The layout."""
+    n_word, n_pass = width_of(head_dim) // 128, -(-heads // HEADS)
+    at = 3 * width_of(head_dim)
+    of_heads = at + 4 * WARP * 2 * n_word * n_pass
+    tiles = of_heads + 16 * HEADS * n_pass
+    return Room(at, of_heads, tiles, tiles + WARPS * 2 * TILE)
+
+
+def preparing(head_dim: int, heads: int, bits: int) -> Any:
+    """The function of a warp that leaves a head's query times spread, as bytes: four a lane."""
+    n_word, width, room = width_of(head_dim) // 128, width_of(head_dim), room_of(head_dim, heads)
+
+    @device
+    def element(shared, q, d):
+        """An element of a query, and of its product with the spread and the centre."""
+        x = load_f32(q + 4 * min(d, head_dim - 1))
+        at = shared + 4 * d  # 0 after head_dim elements
+        return x * load_shared(uint32(at + width)), x * load_shared(uint32(at))
+
+    @device
+    def prepare(shared, q, head, live):
+        own, top, centre = q + 4 * head_dim * (head if live else 0), float32(0), float32(0)
+        for word in range(lane(), 8 * n_word, WARP):
+            for i in range(4):
+                x, part = element(shared, own, 4 * word + i)
+                top, centre = max(top, abs(x)), centre + part
+        top, centre = warp_max(top), warp_sum(centre)
+        inverse = float32(Q_STEPS) * reciprocal(top) if top > float32(TINY) else float32(0)
+        inverse = inverse if live else float32(0)
+        total, pass_, g = float32(0), head // HEADS, head % HEADS
+        for word in range(lane(), 8 * n_word, WARP):
+            four = uint32(0)
+            for i in range(4):
+                code = rounded(element(shared, own, 4 * word + i)[0] * inverse)
+                total += float32(code)
+                four |= uint32((code & 255) << (8 * i))
+            # Lane 4 g + t multiplies eights n_word t to n_word t + n_word - 1, a half a register.
+            eight = word // 2
+            at = WARP * (2 * (n_word * pass_ + eight % n_word) + word % 2) + 4 * g + eight // n_word
+            store_shared_i32(uint32(shared + room.heads + 4 * at), int32(four))
+        total = warp_sum(total)
+        if lane() == 0:
+            at = shared + room.of_heads + 16 * head
+            store_shared_f32(uint32(at), top * float32(1 / Q_STEPS))
+            # Codes of 4 bits have 8 added, for which the sums begin with so much less.
+            begin = int32(-8) * rounded(total) if bits == 4 else int32(0)
+            store_shared_i32(uint32(at + 4), begin)
+            store_shared_f32(uint32(at + 8), centre)
+
+    return prepare
+
+
+def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
+    """The function of a warp that scores a span of keys by their copies, and takes its maxima."""
+    n_word, room, n_pass = width_of(head_dim) // 128, room_of(head_dim, heads), -(-heads // HEADS)
+    size = copy_bytes(head_dim, bits)
+    multiply, load_key = multiplying_heads(n_word, bits), loading_words(n_word * bits // 4)
+    load_heads = loading_heads(2 * n_word)
+
+    @device
+    def products(shared, tile, key, pass_):
+        """Leave the products of eight heads and the 32 keys from `key` on."""
+        me = keep_u32(lane())  # kept, what is made of it does not fill registers meanwhile
+        g, t = me // 4, me % 4
+        q = load_heads(uint32(shared + room.heads + 4 * (2 * WARP * n_word * pass_ + me)))
+        of = shared + room.of_heads + 16 * (HEADS * pass_ + 2 * t) + 4
+        first, second = load_shared_i32(uint32(of)), load_shared_i32(uint32(of + 16))
+        own = key + size * g + 4 * (n_word * bits // 4) * t
+        a, b = load_key(own), load_key(own + 8 * size)
+        c, d = load_key(own + 16 * size), load_key(own + 24 * size)
+        s, u = multiply(q, first, second, a, b), multiply(q, first, second, c, d)
+        to = tile + ROW * 2 * t + 4 * g
+        for i in range(2):
+            store_shared_i32(uint32(to + ROW * i), int32(s[i]))
+            store_shared_i32(uint32(to + ROW * i + 32), int32(s[2 + i]))
+            store_shared_i32(uint32(to + ROW * i + 64), int32(u[i]))
+            store_shared_i32(uint32(to + ROW * i + 96), int32(u[2 + i]))
+        sync_warp()
+
+    @device
+    def joined(a, places, rows, j, limits, is_first):
+        """Scale the products with key j, and store the best of each row's heads."""
+        (shared, tile), (h, n, pass_), (low, high) = places, rows, limits
+        me, step, best = keep_u32(lane()), a.steps[h, j], float32(NOTHING)
+        inside = low <= j and j < high
+        there = low // PAGE <= j // PAGE and j // PAGE < (high + PAGE - 1) // PAGE
+        product, of = uint32(tile + 4 * me), uint32(shared + room.of_heads + 128 * pass_)
+        begun = remainder(HEADS * pass_, group)  # heads of the first row that earlier passes had
+        left = group - begun
+        to = address(a.scores[heads * h + HEADS * pass_ - begun]) + 4 * j
+        for i in range(keep(min(HEADS, n - HEADS * pass_))):
+            scale, x = load_shared(of) * step, float32(load_shared_i32(product))
+            best = max(best, x * scale + load_shared(uint32(of + 8)))
+            left -= 1
+            if left == 0 or i == HEADS - 1:
+                if begun > 0:
+                    best, begun = max(best, load_f32(to)), 0
+                best = best if inside else float32(LOWEST)
+                top = uint32(product + TILE)
+                if there:
+                    store_f32(to, best)
+                x = best if there else float32(NOTHING)
+                store_shared_f32(top, x if is_first else max(x, load_shared(top)))
+                best, left, to = float32(NOTHING), group, to + 4 * group * a.capacity
+            product, of = uint32(product + ROW), uint32(of + 16)
+        sync_warp()  # before the next keys' products overwrite what is read here
+
+    @device
+    def put_maxima(a, tile, h, n, pass_, span):
+        for i in range(keep(min(HEADS, n - HEADS * pass_))):
+            head = HEADS * pass_ + i
+            if remainder(head + 1, group) == 0 or i == HEADS - 1:
+                top = load_shared(uint32(tile + TILE + ROW * i + 4 * lane()))
+                top, row = max(top, shuffle_xor(top, SUBSPAN)), quotient(head, group) * group
+                if lane() < SUBSPAN:
+                    a.maxima[heads * h + row, SUBSPAN * span + lane()] = top
+
+    @device
+    def score(a, shared, h, n, span, limits):
+        tile = shared + room.tiles + 2 * TILE * warp()
+        for pass_ in range(n_pass):
+            if HEADS * pass_ < n:
+                j, end = SPAN * span, keep(SPAN * span + SPAN)  # kept, it is not unrolled
+                while j < end:
+                    products(shared, tile, address(a.codes[h, j]), pass_)
+                    places, rows = (shared, tile), (h, n, pass_)
+                    joined(a, places, rows, j + lane(), limits, j == SPAN * span)
+                    j += WARP
+                put_maxima(a, tile, h, n, pass_, span)
+
+    return score
+
+
+def score_copy(head_dim: int, heads: int, group: int, type_k: str, bits: int) -> list[Launch]:
+    """Kernel of SCORE_COPY: blocks have shares of the KV heads that ask, warps take spans."""
+    centre, copy = centring(head_dim, type_k), copying(head_dim, type_k, bits)
+    prepare, score = preparing(head_dim, heads, bits), scoring(head_dim, heads, group, bits)
+    room = room_of(head_dim, heads)
+
+    def kernel(tid, n_thread, a):
+        shared, parts = (
+            shared_address(cuda.shared.array(0, uint8)),
+            cuda.shared.array(WARPS, float32),
+        )
+        counts, limits = address(a.counts), middle(a.step[POS], a.n_sink, a.n_local, a.drop)
+        low, high = limits
+        if tid == 0:
+            for r in range(thread(), a.n_row, THREADS):
+                a.n_found[r] = 0
+        n_asking = 0
+        for h in range(a.n_head_kv):
+            n_asking += 1 if asked_of(counts, heads, h) > 0 else 0
+        n_part = max(1, quotient(n_thread, max(1, n_asking)))
+        for item in range(tid, n_asking * n_part if high > low else 0, n_thread):
+            h, part = asking_head(counts, remainder(item, n_asking)), quotient(item, n_asking)
+            n, q = asked_of(counts, heads, h), address(a.q) + 4 * head_dim * heads * h
+            centre(a, shared, h, high, part == 0, parts)
+            sync_block()
+            for head in range(warp(), (n + HEADS - 1) // HEADS * HEADS, WARPS):
+                prepare(shared, q, head, head < n)
+            sync_block()
+            new = a.filled[h]
+            first, end = min(low, new) // SPAN, (high + SPAN - 1) // SPAN
+            for i in range(part + n_part * warp(), end - first, n_part * WARPS):
+                span = end - 1 - i  # the last one, which has a key to copy, is the first
+                copy(a, shared, h, max(new, SPAN * span), min(high, SPAN * (span + 1)))
+                sync_warp()
+                if SPAN * (span + 1) > low:
+                    score(a, shared, h, n, span, limits)
+            sync_block()  # before the next head's queries overwrite what is read here
+
+    few = head_dim <= 128 and heads <= 2 * HEADS
+    return [Launch(kernel, blocks=3 if few else 1, shared=room.end)]
+
+
+# ---- candidates ----------------------------------------------------------------------------------
+def exactly(head_dim: int, group: int, type_k: str) -> Any:
+    """The function of a warp (a, h, q, four positions) that returns the lane's exact scores.
+
+    Half of a warp has keys of up to 128 elements, and the other half others.
+    """
+    size, read = row_bytes(type_k, head_dim), reading(type_k, head_dim)
+    lanes, n_eight = lanes_of(head_dim), head_dim // EIGHT
+    n_turn, n_level = -(-n_eight // lanes), lanes.bit_length() - 1
+
+    @device
+    def product(x, y, live):
+        total = float32(0)
+        for i in range(EIGHT):
+            total += x[i] * y[i]
+        return total if live else float32(0)
+
+    @device
+    def row_of(a, h, j):
+        return a.k_pages + size * key_row(a.k_table, a.n_head_kv, h, j)
+
+    @device
+    def exact(a, h, q, keys):
+        rows = (
+            row_of(a, h, keys[0]),
+            row_of(a, h, keys[1]),
+            row_of(a, h, keys[2]),
+            row_of(a, h, keys[3]),
+        )
+        best = float32(NOTHING), float32(NOTHING), float32(NOTHING), float32(NOTHING)
+        for g in range(group):
+            x, y, z, w = float32(0), float32(0), float32(0), float32(0)
+            for i in range(n_turn):
+                e = lane() % lanes + lanes * i
+                d, live = EIGHT * min(e, n_eight - 1), e < n_eight
+                head = load_f32x8(q + 4 * (head_dim * g + d))
+                x += product(read(rows[0], d), head, live)
+                y += product(read(rows[1], d), head, live)
+                z += product(read(rows[2], d), head, live)
+                w += product(read(rows[3], d), head, live)
+            for i in range(n_level):
+                x, y = x + shuffle_xor(x, 1 << i), y + shuffle_xor(y, 1 << i)
+                z, w = z + shuffle_xor(z, 1 << i), w + shuffle_xor(w, 1 << i)
+            best = max(best[0], x), max(best[1], y), max(best[2], z), max(best[3], w)
+        return best
+
+    return exact
+
+
+@device
+def reaching(a, row, group, bar, limits):
+    """A bit for each of a group's keys that reaches the bar; none of a group below 0."""
+    (low, high), bits = limits, uint32(0)
+    first = SPAN * (group // SUBSPAN) + group % SUBSPAN
+    if group >= 0:
+        for i in range(SUBSPAN):
+            j = first + SUBSPAN * i
+            x = a.scores[row, min(max(j, low), high - 1)]
+            if low <= j and j < high and ordered(x) >= bar:
+                bits |= uint32(1) << uint32(i)
+    return bits
+
+
+@device
+def list_keys(mine, group, bits, before, start):
+    """List a lane's keys, of which the warp has `before` before, from number `start` on."""
+    first, to = SPAN * (group // SUBSPAN) + group % SUBSPAN, before - start
+    for i in range(SUBSPAN):
+        if bits >> uint32(i) & uint32(1) != uint32(0):
+            if to >= 0 and to < LISTED:
+                store_shared_i32(uint32(mine + 4 * to), int32(first + SUBSPAN * i))
+            to += 1
+    sync_warp()
+
+
+threshold_of_maxima = thresholding(some_held)
+
+
+def rescoring(head_dim: int, heads: int, group: int, type_k: str) -> Any:
+    """The function of a warp that makes the scores of listed positions exact, as candidates."""
+    exact, lanes, rows_per_kv = exactly(head_dim, group, type_k), lanes_of(head_dim), heads // group
+    at_once = WARP // lanes
+
+    @device
+    def put(a, row, to, live, j, x):
+        if lane() % lanes == 0 and live:
+            a.found[row, to], a.exact[row, to] = j, x
+            a.scores[group * row, j] = x
+
+    @device
+    def listed(mine, at, n):
+        return load_shared_i32(uint32(mine + 4 * min(at, n - 1)))
+
+    @device
+    def rescore(a, h, r, mine, to, n):
+        row = rows_per_kv * h + r
+        q = address(a.q) + 4 * head_dim * group * row
+        for i in range(0, n, 4 * at_once):
+            at = i + lane() // lanes
+            second, third, fourth = at + at_once, at + 2 * at_once, at + 3 * at_once
+            keys = (
+                listed(mine, at, n), listed(mine, second, n), listed(mine, third, n),
+                listed(mine, fourth, n),
+            )  # fmt: skip
+            found = exact(a, h, q, keys)
+            put(a, row, to + at, at < n, keys[0], found[0])
+            put(a, row, to + second, second < n, keys[1], found[1])
+            put(a, row, to + third, third < n, keys[2], found[2])
+            put(a, row, to + fourth, fourth < n, keys[3], found[3])
+        sync_warp()  # before the next list overwrites what is read here
+
+    return rescore
+
+
+def copy_candidates(head_dim: int, heads: int, group: int, type_k: str) -> list[Launch]:
+    """Kernel of COPY_CANDIDATES: blocks have shares of the rows that ask.
+
+    Each finds a row's bar by itself. Neighbouring groups of keys go to different warps, since heavy
+    keys are often neighbours.
+    """
+    rescore, rows_per_kv = rescoring(head_dim, heads, group, type_k), heads // group
+
+    @device
+    def key_of(held, i, end):
+        """The ordered maximum of a group, 0 from `end` on."""
+        shared, maxima, first = held
+        at = min(i, end - 1)
+        if at - first < HELD:
+            x = uint32(load_shared_i32(uint32(shared + 4 * (at - first))))
+        else:
+            x = ordered(load_f32(maxima + 4 * at))
+        return x if i < end else uint32(0)
+
+    @device
+    def take(a, h, r, group_, bar, limits, mine):
+        """Add the keys of a lane's group, if it has any, to the row's candidates."""
+        bits = reaching(a, heads * h + group * r, group_, bar, limits)
+        n = int32(count_bits(bits))
+        through, to = warp_through(n), int32(0)
+        total = shuffle_i32(int32(through), WARP - 1)
+        if lane() == 0 and total > 0:
+            to = add_i32(address(a.n_found) + 4 * (rows_per_kv * h + r), total)
+        to = shuffle_i32(int32(to), 0)
+        start = 0
+        while start < total:
+            list_keys(mine, group_, bits, through - n, start)
+            rescore(a, h, r, mine, to + start, min(LISTED, total - start))
+            start += LISTED
+
+    @device
+    def choose(a, shared, h, r, share, limits, parts):
+        """Find a row's bar, and add to its candidates those of a share of its groups."""
+        (low, high), (part, n_part) = limits, share
+        first, end = low // SPAN * SUBSPAN, (high + SPAN - 1) // SPAN * SUBSPAN
+        maxima = address(a.maxima[heads * h + group * r])
+        hold(shared, maxima, first, end)
+        held, bar, n_top = (shared, maxima, first), uint32(1), COPY_TIMES * a.n_top
+        if end - first > n_top:
+            bar, _ = threshold_of_maxima(held, first, end, n_top, parts)
+        n_warp, below = threads() // WARP, (uint32(1) << lane()) - uint32(1)
+        mine = shared + 4 * HELD + 4 * (LISTED + 2 * WARP) * warp()
+        kept, n_kept = mine + 4 * LISTED, int32(0)
+        for start in range(first + n_warp * part + warp(), end, n_warp * n_part * WARP):
+            i = start + n_warp * n_part * lane()
+            best = ballot(uint32(1 if i < end and key_of(held, i, end) >= bar else 0))
+            if best >> lane() & uint32(1) != uint32(0):
+                at = n_kept + int32(count_bits(uint32(best & below)))
+                store_shared_i32(uint32(kept + 4 * at), int32(i))
+            n_kept += int32(count_bits(best))
+            sync_warp()
+            if n_kept >= WARP:
+                group_ = load_shared_i32(uint32(kept + 4 * lane()))
+                take(a, h, r, group_, bar, limits, mine)
+                n_kept -= WARP
+                if lane() < n_kept:  # those that follow come first, where none is read now
+                    group_ = load_shared_i32(uint32(kept + 4 * (WARP + lane())))
+                    store_shared_i32(uint32(kept + 4 * lane()), group_)
+                sync_warp()
+        group_ = int32(-1)
+        if lane() < n_kept:
+            group_ = load_shared_i32(uint32(kept + 4 * lane()))
+        take(a, h, r, group_, bar, limits, mine)
+
+    def kernel(tid, n_thread, a):
+        shared = shared_address(cuda.shared.array(0, uint8))
+        parts = cuda.shared.array(MOST_WARPS, int32)
+        counts, limits = address(a.counts), middle(a.step[POS], a.n_sink, a.n_local, a.drop)
+        n_row, high = 0, limits[1]
+        for h in range(a.n_head_kv):
+            n_row += quotient(asked_of(counts, heads, h), group)
+        n_part = max(1, quotient(n_thread, max(1, n_row)))
+        is_some = high - limits[0] > a.n_top and a.n_top > 0
+        for item in range(tid, n_row * n_part if is_some else 0, n_thread):
+            r, h, part = remainder(item, n_row), 0, quotient(item, n_row)
+            while r >= quotient(asked_of(counts, heads, h), group):
+                r -= quotient(asked_of(counts, heads, h), group)
+                h += 1
+            choose(a, shared, h, r, (part, n_part), limits, parts)
+            sync_block()  # before the next row's keys overwrite what is read here
+        if tid == 0 and high > limits[0]:
+            for h in range(thread(), a.n_head_kv, threads()):
+                if asked_of(counts, heads, h) > 0:
+                    a.filled[h] = max(a.filled[h], high)
+
+    shared = 4 * HELD + 4 * (LISTED + 2 * WARP) * (WIDE // WARP)
+    return [Launch(kernel, shared=shared, threads=WIDE, any_size=True)]
