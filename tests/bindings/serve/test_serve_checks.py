@@ -113,6 +113,14 @@ def test_what_is_no_time_to_keep_a_model(value):
         seconds_of(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(True, "true"), (None, "null"), ({"a": 1}, "an object")]
+)
+def test_what_is_no_time_is_told_as_it_was_sent(value, words):
+    with pytest.raises(ValueError, match=f"keep_alive is {words}, "):
+        seconds_of(value)
+
+
 READS = {
     "flag": (Body.flag, [(True, True), (False, False), (None, False)], [0, 1, "true", [], {}]),
     "switch": (Body.switch, [(True, True), (False, False), (None, None)], [0, 1, "true", []]),
