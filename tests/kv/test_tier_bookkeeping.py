@@ -16,7 +16,7 @@ from tamis.kv.disk_tier import MARGIN, MOST_KEPT, DiskTier
 from tamis.kv.gpu_page_cache import GpuPageCache
 from tamis.kv.token_bank import LEAST_UNIT, TokenBank, least
 from tamis.kv.types import Tier
-from tamis.kv.unit_file import KVFileError
+from tamis.kv.unit_file import KVFile, KVFileError, _after, _cuts
 from tamis.select.base import SelectorShape
 
 N_PAGE, RING = N_CTX // PAGE, HP.n_layer * (1 + N_UBATCH // PAGE)
@@ -488,3 +488,44 @@ def test_a_composite_of_kinds_records_for_each(tmp_path):
     both = cache_of("composite", tmp_path)
     assert both.capacity == N_CTX
     assert both.kv_vram == (1 + 2 * 2 + 16) * PAGE_BYTES
+
+
+# --- calls to the system that move less than they were asked to ----------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+def test_a_call_that_moves_a_part_is_followed_by_one_for_the_rest(tmp_path, most):
+    """Three buffers of 3, 2 and 4 bytes, to byte 10 and on."""
+    file, text, calls = KVFile(tmp_path), bytearray(b"abcdefghi"), []
+
+    def move(handle, buffers, at):
+        asked = b"".join(buffers)
+        assert len(calls) < 9, "every call moves a byte"
+        calls.append((asked, at))
+        return min(most, len(asked))
+
+    views = [memoryview(text)[a:b] for a, b in ((0, 3), (3, 5), (5, 9))]
+    assert file._all(move, views, 10)
+    assert calls == [(bytes(text[n:]), 10 + n) for n in range(0, 9, most)]
+    n_moved = iter([1, 2, 0])
+    assert not file._all(lambda *_: next(n_moved), views, 0), "the file ends there"
+    file.close()
+
+
+def test_buffers_without_their_first_bytes():
+    buffers = [memoryview(b"abc"), memoryview(b"de")]
+    left = [[bytes(buffer) for buffer in _after(buffers, n)] for n in range(6)]
+    assert left == [[b"abc", b"de"], [b"bc", b"de"], [b"c", b"de"], [b"de"], [b"e"], []]
+
+
+@pytest.mark.parametrize(
+    ("jumps", "runs"),
+    [
+        ([], [(0, 1)]),
+        ([0, 0], [(0, 3)]),
+        ([1, 0], [(0, 1), (1, 3)]),
+        ([1, 1, 0, 1], [(0, 1), (1, 2), (2, 4), (4, 5)]),
+    ],
+)
+def test_runs_end_at_jumps(jumps, runs):
+    assert _cuts(np.array(jumps, bool), len(jumps) + 1) == runs
