@@ -991,6 +991,72 @@ def test_without_a_process_in_front_the_server_takes_connections_itself(monkeypa
     assert "no more processes" in line
 
 
+def test_a_client_that_is_gone_ends_no_accepting(monkeypatch):
+    """Neither one that went before it was accepted nor one of which no address is known."""
+    found = [OSError(errno.ECONNABORTED, "gone"), "gone", "first", "second"]
+    taken = []
+
+    async def accept(_listener):
+        if not found:
+            raise asyncio.CancelledError
+        if isinstance(found[0], OSError):
+            raise found.pop(0)
+        return found.pop(0), None
+
+    def address(connection):
+        if connection == "gone":
+            raise OSError(errno.ENOTCONN, "not connected")
+        return f"of {connection}"
+
+    async def take(*what):
+        taken.append(what)
+
+    async def run():
+        gate = listen._Gate(listen.Connections(), print)
+        inner = listen._Uvicorn(SimpleNamespace(loaded=True), gate)
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept)
+        monkeypatch.setattr(inner, "_take", take)
+        await inner._accept(None)
+
+    monkeypatch.setattr(listen, "_address", address)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert taken == [("first", "of first"), ("second", "of second")]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_signal_ends_a_server_also_before_it_has_a_loop(early):
+    """The second one ends it at once; afterwards the handlers are those of before."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    inner = SimpleNamespace(
+        force_exit=False, should_exit=False, front=SimpleNamespace(signals=ours)
+    )
+    stops, before = [], signal.getsignal(signal.SIGTERM)
+
+    async def run(begun):
+        if not early:
+            begun()
+            assert not inner.should_exit
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0.01)
+        else:
+            begun()
+        assert (inner.should_exit, inner.force_exit, len(stops)) == (True, False, 1)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0.01)
+        assert (inner.force_exit, len(stops)) == (True, 2)
+
+    with ours, theirs:
+        server = SimpleNamespace(stop=lambda: stops.append(1))
+        with listen._signalled(inner, server) as begun:
+            if early:
+                signal.raise_signal(signal.SIGTERM)
+            asyncio.run(run(begun))
+        assert theirs.recv(9) == bytes([signal.SIGTERM] * 2), "the process in front hears of it"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_an_address_that_is_taken_is_an_error():
     how = {"connections": QUICK, "ready": print, "log": print}
     with socket.create_server(("127.0.0.1", 0)) as taken:
