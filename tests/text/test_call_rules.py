@@ -268,6 +268,13 @@ def objects(**properties):
             "@<item>5@</item>@<more>6@</more>",
             {"item": 5, "more": "6"},
         ),
+        (objects(item={"type": "string"}), "@<item>5@</item>", {"item": "5"}),
+        (
+            objects(a={"type": ["array", "object"], "items": {"type": "integer"},
+                       "properties": {"b": {"type": "string"}}}),
+            "@<a>@<b>5@</b>@</a>",
+            {"a": {"b": "5"}},
+        ),
         (
             objects(a={"type": "array", "items": {"type": "integer"}}),
             "@<a>@<item>5@</item>@<item>6@</item>@</a>",
