@@ -534,6 +534,7 @@ def test_escapes_of_tokens(written, data):
         ("<seed:think>", "</seed:think>", ("<seed:think>", "</seed:think>")),
         ("[THINK]", "[/THINK]", ("[THINK]", "[/THINK]")),
         ("<my_think>", "</my_think>", ("<my_think>", "</my_think>")),
+        ("<my_think>\n", "\n</my_think>", ("<my_think>", "</my_think>")),
         ("<b>", "</b>", None),
     ],
 )
