@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 import os
+from array import array
 from types import SimpleNamespace
 
 import numpy as np
@@ -446,6 +447,7 @@ def test_sigma_is_that_of_all_logits(n, kept):
     assert TopNSigma(1).apply(none) is none
     both = TopNSigma(1e-9).apply(from_logits(0, 0))
     assert ids(both) == [0, 1]
+    assert ids(TopNSigma(0.5).apply(from_logits(0, 1))) == [1], "two have a deviation"
 
 
 def test_min_p_keeps_at_least_so_many_and_what_is_at_the_floor():
@@ -478,6 +480,13 @@ def test_dry_is_off_where_it_would_do_nothing():
     assert dry.LOG_FLOAT_MAX == 88.7228391
     assert Dry(1.0, 1.000001)._max_exponent is None
     assert Dry(1.0, 1.75)._max_exponent == 158
+
+
+def test_the_longest_breaker_ends_a_repetition_however_far_back_it_begins():
+    """Two tokens after a breaker of four; penalties grow up to a length of four."""
+    step = Dry(1.0, math.exp(40), 2, breakers=[(7,), (9, 1, 2, 3)])
+    assert step._limit(array("i", [9, 1, 2, 3, 5, 6])) == 2
+    assert step._limit(array("i", [8, 1, 2, 3, 5, 6])) == 4
 
 
 def test_dry_keeps_no_more_of_a_long_answer_than_it_needs():
