@@ -195,6 +195,9 @@ def test_a_step_checks_its_own_parameters(make, name):
 
 
 def test_a_bias_is_a_number_or_minus_infinity_of_a_token_from_0():
+    for wrong in ({-1: 0.0}, {0: math.nan}):
+        with pytest.raises(SamplerError, match="logit_bias"):
+            LogitBias(wrong)
     for token, bias in ((0, -math.inf), (np.int32(5), np.float32(1))):
         check_bias(token, bias)
         assert LogitBias({token: bias}).bias == {token: bias}
