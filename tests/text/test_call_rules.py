@@ -152,6 +152,30 @@ def test_lists_of_calls_after_a_mark():
     assert found == (", and more", "", BOTH[:1])
 
 
+@pytest.mark.parametrize("step", [1, None])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("all\nHello", ("Hello", [])),
+        ('stop\n{"a": 1}', ("", BOTH[:1])),
+        ('stop\n{"a": 1}>>>go\n{}', ("", BOTH)),
+        ('all\nSo:>>>stop\n{"a": 1}', ("So:", BOTH[:1])),
+        ("all\nx>>>all\ny", ("xy", [])),
+        ('Just text>>>stop\n{"a": 1}', ("Just text", BOTH[:1])),
+        ('what\n{"a": 1}', ('what\n{"a": 1}', [])),  # no tool
+        ('stop {"a": 1}', ('stop {"a": 1}', [])),
+        ("stop\nplain", ("stop\nplain", [])),
+        ('stop\n{"a": 1} and more', ('stop\n{"a": 1} and more', [])),
+        ("stop\n!", ("stop\n!", [])),
+        ("all", ("all", [])),
+    ],
+)
+def test_messages_to_all_and_to_tools(text, found, step):
+    format = ChatFormat(None, tools=ToolFormat("recipient"))
+    said, thoughts, calls = told(format, text, step=step)
+    assert (said, calls, thoughts) == (*found, "")
+
+
 WORDS = ToolFormat(
     "tag", ("<tool>", "function", "functions."), ("</tool>",), ("<tool>",), middle=("<sep>",)
 )
