@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from serving import local_server, reader, said
@@ -87,8 +88,10 @@ def test_a_request_without_a_prompt_loads_the_model(client):
 
 
 def test_embeddings(client):
+    begin = time.monotonic()
     found = client.post("/api/embed", json={"model": "tiny", "input": ["a", "b"]}).json()
     assert [len(row) for row in found["embeddings"]] == [64, 64]
+    assert 0 < found["total_duration"] <= 1e9 * (time.monotonic() - begin)
     long = client.post("/api/embed", json={"model": "tiny", "input": "the hand " * 600})
     assert long.json()["prompt_eval_count"] == 512, "it is cut, as truncate says there"
     body = {"model": "tiny", "input": "the hand " * 600, "truncate": False}
@@ -170,8 +173,47 @@ def test_a_pull_that_fails_whatever_way_says_so(client, monkeypatch):
         raise KeyError("a bug of a library")
 
     monkeypatch.setattr(registry, "pull", pull)
-    lines = client.post("/api/pull", json={"model": "smollm2"}).text.splitlines()
-    assert "error" in json.loads(lines[-1])
+    for _ in range(ollama_routes.MOST_PULLS + 1):  # each makes room for the next one
+        lines = client.post("/api/pull", json={"model": "smollm2"}).text.splitlines()
+        assert json.loads(lines[-1]) == {"error": "a bug of tamis: KeyError"}
+    found = client.post("/api/pull", json={"model": "smollm2", "stream": False})
+    assert (found.status_code, found.json()) == (500, {"error": "a bug of tamis: KeyError"})
+
+
+@pytest.mark.parametrize(
+    ("name", "pulled"),
+    [
+        ("smollm2", "smollm2"),
+        ("smollm2:latest", "smollm2"),
+        ("hf:a/b:Q4_0", "hf:a/b:Q4_0"),
+        ("a/b:Q4_0", "hf:a/b:Q4_0"),
+        ("hf.co/a/b:Q4_0", "hf:a/b:Q4_0"),
+        ("huggingface.co/a/b:Q4_0", "hf:a/b:Q4_0"),
+    ],
+)
+def test_a_model_is_pulled_by_any_of_its_names(client, monkeypatch, name, pulled):
+    names = []
+    monkeypatch.setattr(registry, "pull", lambda name, progress: names.append(name))
+    reply = client.post("/api/pull", json={"model": name, "stream": False})
+    assert reply.json() == {"status": "success"}
+    assert names == [pulled]
+
+
+@pytest.mark.parametrize(("think", "more"), [(None, []), (("<think>", "</think>"), ["thinking"])])
+def test_abilities_are_those_of_the_template_and_the_vocabulary(monkeypatch, think, more):
+    form = SimpleNamespace(think=think)
+    made = SimpleNamespace(parsed=lambda tools: form)
+    monkeypatch.setattr(ollama_routes, "ChatFormat", lambda text, name: made)
+    text = SimpleNamespace(vocab=SimpleNamespace(fim={}))
+    assert ollama_routes._capabilities(text) == ["completion", "tools", *more]
+    text.vocab.fim = {"pre": 1, "suf": 2, "mid": 3}
+    assert ollama_routes._capabilities(text) == ["completion", "tools", *more, "insert"]
+
+
+def test_a_wrong_time_to_keep_a_model_is_refused_without_a_prompt(client):
+    reply = client.post("/api/generate", json={"model": "tiny", "keep_alive": "soon"})
+    assert reply.status_code == 400
+    assert "keep_alive is 'soon', expected seconds" in reply.json()["error"]
 
 
 def test_a_model_is_not_deleted_that_is_served_by_another_path(engine, tmp_path, monkeypatch):
