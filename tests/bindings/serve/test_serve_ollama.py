@@ -91,6 +91,7 @@ def test_embeddings(client):
     begin = time.monotonic()
     found = client.post("/api/embed", json={"model": "tiny", "input": ["a", "b"]}).json()
     assert [len(row) for row in found["embeddings"]] == [64, 64]
+    assert found["load_duration"] == 0
     assert 0 < found["total_duration"] <= 1e9 * (time.monotonic() - begin)
     long = client.post("/api/embed", json={"model": "tiny", "input": "the hand " * 600})
     assert long.json()["prompt_eval_count"] == 512, "it is cut, as truncate says there"
@@ -193,7 +194,12 @@ def test_a_pull_that_fails_whatever_way_says_so(client, monkeypatch):
 )
 def test_a_model_is_pulled_by_any_of_its_names(client, monkeypatch, name, pulled):
     names = []
-    monkeypatch.setattr(registry, "pull", lambda name, progress: names.append(name))
+
+    def pull(name, progress):
+        assert threading.current_thread().daemon, "the process ends without it"
+        names.append(name)
+
+    monkeypatch.setattr(registry, "pull", pull)
     reply = client.post("/api/pull", json={"model": name, "stream": False})
     assert reply.json() == {"status": "success"}
     assert names == [pulled]
@@ -202,7 +208,7 @@ def test_a_model_is_pulled_by_any_of_its_names(client, monkeypatch, name, pulled
 @pytest.mark.parametrize(("think", "more"), [(None, []), (("<think>", "</think>"), ["thinking"])])
 def test_abilities_are_those_of_the_template_and_the_vocabulary(monkeypatch, think, more):
     form = SimpleNamespace(think=think)
-    made = SimpleNamespace(parsed=lambda tools: form)
+    made = SimpleNamespace(parsed=lambda *, tools: form if tools else None)
     monkeypatch.setattr(ollama_routes, "ChatFormat", lambda text, name: made)
     text = SimpleNamespace(vocab=SimpleNamespace(fim={}))
     assert ollama_routes._capabilities(text) == ["completion", "tools", *more]

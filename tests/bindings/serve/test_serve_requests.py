@@ -358,6 +358,33 @@ def test_a_model_of_which_any_part_is_served_stays(installed, served):
     assert installed[1] == []
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(OSError(13, "Permission denied"), "Permission denied"), (OSError(), "it cannot be removed")],
+)
+def test_a_model_that_cannot_be_removed_is_said_to_stay(installed, monkeypatch, error, why):
+    def remove(model):
+        raise error
+
+    monkeypatch.setattr(ollama_routes.registry, "remove", remove)
+    with pytest.raises(ApiError, match=f"the model's file: {why}") as found:
+        ollama_routes._remove(SimpleNamespace(serves=lambda path: False), "b.gguf")
+    assert (found.value.status, found.value.code) == (500, "failed")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(999_400_000, "999M"), (999_999_999, "1000M"), (10**9, "1.0B"), (7_241_732_096, "7.2B")],
+)
+def test_parameters_are_told_in_millions_or_billions(n, text):
+    assert ollama_routes._billions(n) == text
+
+
+def test_a_body_that_only_loads_a_model_is_small():
+    assert ollama_routes._small(b"{" + b" " * 1022 + b"}").fields == {}
+    assert ollama_routes._small(b"{" + b" " * 1023 + b"}") is None
+
+
 def test_a_models_name_has_a_length():
     read = ollama_routes._model_name
     assert read(Body({"model": "a" * 512})) == "a" * 512
