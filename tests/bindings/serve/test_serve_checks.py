@@ -116,7 +116,7 @@ def test_what_is_no_time_to_keep_a_model(value):
 @pytest.mark.parametrize(
     ("value", "words"), [(True, "true"), (None, "null"), ({"a": 1}, "an object")]
 )
-def test_what_is_no_time_is_told_as_it_was_sent(value, words):
+def test_what_is_no_time_is_named_as_it_was_sent(value, words):
     with pytest.raises(ValueError, match=f"keep_alive is {words}, "):
         seconds_of(value)
 

@@ -376,7 +376,7 @@ def test_a_model_that_cannot_be_removed_is_said_to_stay(installed, monkeypatch, 
     ("n", "text"),
     [(999_400_000, "999M"), (999_999_999, "1000M"), (10**9, "1.0B"), (7_241_732_096, "7.2B")],
 )
-def test_parameters_are_told_in_millions_or_billions(n, text):
+def test_parameters_are_counted_in_millions_or_billions(n, text):
     assert ollama_routes._billions(n) == text
 
 
