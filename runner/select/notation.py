@@ -2,6 +2,7 @@
 
 A method that works over another one has that in parentheses: `delta(window:recent=2044):gamma=64`;
 some may, as `vertical_slash(hip)`.
+A method of one's own is `file.py:Name`, `file.py:Name:param=value`: the file is run.
 Decode steps may have a method a layer, `lfps@0-11+tactic@12-23`; layers not named are dense.
 A parameter has the name that all methods give it (`base.COMMON`) and its paper's, the field's.
 """
@@ -11,8 +12,13 @@ import dataclasses
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import groupby
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import tamis.select
@@ -116,6 +122,8 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
 
     Or, at decode, a method per layer, `METHOD@LAYERS+METHOD@LAYERS`. Raises MethodError.
     """
+    if (match := re.fullmatch(r"(.+\.py):(\w+)(?::(.*))?", text)) is not None:
+        return _of_file(Path(match[1]), match[2], match[3] or "", role)
     if AT in re.sub(r"\(.*\)", "", text):
         return _per_layer(text, role)
     name, inner, parameters = _parts(text)
@@ -186,6 +194,50 @@ def _takers(role: str) -> str:
         with contextlib.suppress(MethodError):
             serving += [name] if role in method_of(name).roles else []
     return ", ".join(serving)
+
+
+def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
+    """The method NAME of a Python file, which is run: a class as methods are, or a function.
+
+    A function is one of NumPy arrays: see `in_numpy`. Raises MethodError.
+    """
+    from tamis.select.in_numpy import NumpySelector
+
+    text, method = f"{path}:{name}", cast(Any, None)
+    try:
+        method = getattr(_module(path.absolute(), path.stat().st_mtime_ns), name)
+    except Exception as error:
+        raise MethodError(f"{text}: {type(error).__name__}: {error}") from error
+    is_method = dataclasses.is_dataclass(method) and hasattr(method, "open")
+    if not isinstance(method, type) and callable(method):
+        method = partial(NumpySelector, method)
+        roles = NumpySelector.roles
+    elif is_method:
+        roles = method.roles
+    else:
+        raise MethodError(f"{text} is {method!r}, expected a function of q and k, or a dataclass")
+    if role not in roles:
+        raise MethodError(f"{text} is no method of {PARAMETERS[role]}")
+    if not isinstance(method, type):
+        if parameters:
+            raise MethodError(f"{text} is a function, which takes no parameters: {parameters}")
+        return method()
+    try:
+        return method(**_values(text, name, method, parameters))
+    except ParameterError as error:
+        raise MethodError(f"{text}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _module(path: Path, changed: int) -> ModuleType:
+    """The module of a file, run once for each of its versions."""
+    name = f"tamis_own_{path.stem}_{changed}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _values(text: str, name: str, method: type[Selector], parameters: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Watch:
     """Callbacks for the events of the document `name`.
 
     say: a line for the user. write: an answer's text as it is generated. progress: of compiling.
-    check: called often, may raise to stop the work.
+    check: called often, may raise to stop the work. part(done, total): a part was read.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Watch:
     write: Callable[[str], None]
     progress: "Progress"
     check: Callable[[], None]
+    part: Callable[[int, int], None] = lambda done, total: None
 
 
 class Reader:

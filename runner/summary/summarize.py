@@ -220,14 +220,20 @@ class _Run:
         n_text = self.plan.n_text // len(texts)
         works = [Work(n_text, self._task.n_token) for _ in texts]
         self._watch.meter.expect(self._watch.name, works)
-        task = self._task.whole()
-        return [self._ask(text, task, keep=keep, last=False) for text in texts]
+        return self._read(texts, self._task.whole(), keep=keep)
+
+    def _read(self, texts: list[str], task: str, *, keep: bool) -> list[Answer]:
+        found = []
+        for text in texts:
+            found.append(self._ask(text, task, keep=keep, last=False))
+            if len(texts) > 1:
+                self._watch.part(len(found), len(texts))
+        return found
 
     def parts(self, texts: list[str], count: chunks.Count, *, keep: bool) -> Answer:
         self.n_parts = len(texts)
         self._expect(len(texts), self.plan.n_text // len(texts))
-        task = self._task.part()
-        answers = [self._ask(text, task, keep=keep, last=False).text for text in texts]
+        answers = [each.text for each in self._read(texts, self._task.part(), keep=keep)]
         while True:
             self.n_levels += 1
             written = notes(answers)

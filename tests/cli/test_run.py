@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,3 +266,23 @@ def test_stdin_that_is_a_device_is_not_read(engine, monkeypatch):
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
     assert main(["run", "hi"]) == 0
     assert engine.chats[0][0]["content"] == "hi"
+
+
+def test_a_pipe_that_stays_open_is_said_to_be_waited_for(monkeypatch, capsys):
+    monkeypatch.setattr(common, "PATIENCE", 0.05)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing, "wb", buffering=0) as other:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        timer = threading.Timer(0.3, lambda: (other.write(b"late"), other.close()))
+        timer.start()
+        assert common.read_text("-") == "late"
+        timer.join()
+    assert capsys.readouterr().err.startswith("waiting for standard input, an open pipe; < /dev/nu")
+
+
+def test_a_pipe_with_text_is_not_said_to_be_waited_for(monkeypatch, capsys, tmp_path):
+    (tmp_path / "a").write_text("text")
+    with (tmp_path / "a").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert common.read_text("-") == "text"
+    assert capsys.readouterr().err == ""

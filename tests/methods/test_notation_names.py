@@ -4,9 +4,10 @@ import dataclasses
 import re
 from dataclasses import MISSING, fields
 
+import numpy as np
 import pytest
 
-from tamis.select.base import COMMON
+from tamis.select.base import COMMON, PREFILL
 from tamis.select.notation import (
     MethodError,
     defaults_of,
@@ -288,3 +289,63 @@ def test_every_whole_number_but_a_seed_has_a_least_value(name):
         if field.type is int and field.name != "seed":
             with pytest.raises(MethodError, match=f"{field.name} is -5, "):
                 parse_method(f"{inner}:{field.name}=-5", method.roles[0])
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tamis.select.base import DECODE, SelectorState
+
+
+def newest(q, k):
+    return np.arange(max(0, len(k) - 32), len(k))
+
+
+@dataclass(frozen=True)
+class Newest:
+    roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    recent: int = 32
+
+    def open(self, shape):
+        return SelectorState(shape)
+
+
+number = 5
+"""
+
+
+def test_a_method_of_a_file_is_named_by_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    assert parse_method("own.py:Newest") == parse_method(f"{tmp_path}/own.py:Newest:recent=32")
+    assert parse_method("own.py:Newest:recent=8").recent == 8
+    assert len(parse_method("own.py:newest").scores(None, np.zeros((40, 1, 8)))) == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("none.py:Newest", "none.py:Newest: FileNotFoundError"),
+        ("own.py:Nothing", "has no attribute 'Nothing'"),
+        ("own.py:number", "own.py:number is 5, expected a function of q and k, or a dataclass"),
+        ("own.py:Newest:resent=8", "resent"),
+        ("own.py:newest:a=1", "own.py:newest is a function, which takes no parameters: a=1"),
+        ("broken.py:Newest", "broken.py:Newest: ZeroDivisionError"),
+    ],
+)
+def test_a_file_without_the_method_is_an_error_that_says_why(tmp_path, monkeypatch, text, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(MethodError) as error:
+        parse_method(text)
+    assert said in str(error.value)
+
+
+def test_a_method_of_a_file_is_none_of_prompts(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(MethodError, match="is no method of prefill"):
+        parse_method(f"{tmp_path}/own.py:Newest", PREFILL)

@@ -607,10 +607,37 @@ def test_ctrl_c_is_exit_code_130_keeps_what_is_done_and_says_so(cli, engine, cap
     assert cli("a.txt", "c.html", "--workers", workers) == 130
     out, err = capsys.readouterr()
     assert re.fullmatch(r"# a.txt\n\n<[12]>\n", out)
-    assert err.endswith("1 of 2 done; the same command resumes here\ntamis: interrupted\n")
+    kept = "1 of 2 done; what was read is kept: the same command resumes here\n"
+    assert err.endswith(f"{kept}tamis: interrupted\n")
     engine.answer = answer
     assert cli("a.txt", "c.html") == 0
     assert "a.txt: answered before" in capsys.readouterr().err
+
+
+def test_without_a_terminal_each_part_is_a_line(cli, capsys):
+    Path("long.txt").write_text(TEXT)
+    assert cli("long.txt", "--ctx", "700", "--length", "4") == 0
+    found = re.findall(r"long\.txt: (\d+) of (\d+) parts read", capsys.readouterr().err)
+    n_parts = int(found[0][1])
+    assert n_parts > 1
+    assert found == [(str(i), str(n_parts)) for i in range(1, n_parts + 1)]
+
+
+def test_sigterm_says_what_is_kept_and_how_to_go_on(cli, engine, capsys):
+    answer, before = engine.answer, signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def stopped(prompt):
+        if "ccc" in prompt:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return answer(prompt)
+
+    engine.answer = stopped
+    try:
+        assert cli("a.txt", "c.html") == 128 + signal.SIGTERM
+        err = capsys.readouterr().err
+        assert err.endswith("1 of 2 done; what was read is kept: the same command resumes here\n")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_answer_that_was_cut_is_said(cli, engine, capsys):

@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -120,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = _Output(arguments, n_document=len(names))
     work = _Work(arguments, settings, names, output)
     n_done = n_failed = n_found = 0
+    terminated = _interrupted_by_sigterm()
     try:
         with contextlib.closing(work.outcomes()) as outcomes:
             for outcome in outcomes:
@@ -130,14 +133,30 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         work.line.clear()
         if n_done < len(names):
-            more = "" if arguments.no_cache else "; the same command resumes here"
-            note(f"{n_done} of {len(names)} done{more}")
+            kept = "; what was read is kept: the same command resumes here"
+            note(f"{n_done} of {len(names)} done{'' if arguments.no_cache else kept}")
+        if terminated:
+            return 128 + signal.SIGTERM
         raise
     finally:
         work.close()
     if n_failed:
         return 1
     return 0 if n_found else NOT_FOUND
+
+
+def _interrupted_by_sigterm() -> list[int]:
+    """Make SIGTERM an interruption as Ctrl-C is; the list has the signal once it came."""
+    came: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+    return came
 
 
 def _gigabytes(text: str) -> int:
@@ -233,6 +252,14 @@ class _Line:
         if not self.silent:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+    def part(self, name: str, done: int, total: int) -> None:
+        """Without a terminal: a line for each part of a document that was read."""
+        if sys.stderr.isatty():
+            return
+        left = self._meter.left()
+        rest = "" if left is None or done == total else f", {duration(left[1])} left"
+        self.say(f"{name}: {done} of {total} parts read{rest}")
 
     def say(self, text: str) -> None:
         """Write a line for the user, in place of the progress."""
@@ -444,7 +471,8 @@ class _Work:
                 raise KeyboardInterrupt
             self.line.draw(name)
 
-        return Watch(name, self._meter, self.line.say, write, self._progress, check)
+        part = functools.partial(self.line.part, name)
+        return Watch(name, self._meter, self.line.say, write, self._progress, check, part)
 
     def _failed(self, name: str, error: Exception) -> dict[str, Any]:
         text = one_line(error)

@@ -1,8 +1,10 @@
 """What commands share: arguments, input, progress on standard error, loading a model."""
 
 import argparse
+import contextlib
 import math
 import re
+import select
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tamis.cli.terminal.progress import MIB as MIB
 from tamis.cli.terminal.progress import Progress
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
+PATIENCE = 2.0  # seconds until a command says that it waits for standard input
 # The groups of the help.
 MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
 ATTENTION_GROUP, ADAPTER_GROUP = "attention", "adapters"
@@ -476,12 +479,20 @@ def read_text(path: str) -> str:
     """
     name = "standard input" if path == "-" else path
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        data = _all_of_stdin() if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name} is not UTF-8: byte {data[error.start]:#04x} at {error.start}; convert it first"
         ) from error
+
+
+def _all_of_stdin() -> bytes:
+    """Standard input to its end; after two seconds without any, a note says what is waited for."""
+    with contextlib.suppress(OSError, ValueError, TypeError):  # a stand-in without a descriptor
+        if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], PATIENCE)[0]:
+            note("waiting for standard input, an open pipe; < /dev/null says that there is none")
+    return sys.stdin.buffer.read()
 
 
 def check_is_file(name: str) -> None:
