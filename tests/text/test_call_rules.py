@@ -11,8 +11,9 @@ from tamis.text.calls.format import Argument, ToolFormat
 from tamis.text.calls.json_stream import MAX_DEPTH, ObjectReader
 from tamis.text.calls.readers import trimmed
 from tamis.text.calls.values import Place, Tools, object_text
+from tamis.text.charsmap import CharacterMap
 from tamis.text.chat_format import ChatFormat, _joined
-from tamis.text.chat_template import ChatTemplate
+from tamis.text.chat_template import ChatTemplate, TemplateError, _strftime_now
 from tamis.text.longest_match import unescaped
 from tamis.text.tagged_text import UserText, unveil, veil
 from tamis.text.tool_calls import OutputParser, message_of
@@ -604,3 +605,16 @@ def test_results_of_tools_go_into_the_message_that_called_them():
          "tool_responses": [{"name": "g", "response": 5}]},
         {"role": "assistant", "tool_calls": one, "content": "last"},
     ]  # fmt: skip
+
+
+def test_a_date_has_a_format_of_no_more_than_a_hundred_characters():
+    assert _strftime_now("x" * 100) == "x" * 100
+    for text in ("x" * 101, "%9999d"):
+        with pytest.raises(TemplateError, match="strftime_now of"):
+            _strftime_now(text)
+
+
+@pytest.mark.parametrize("n", [0, 3, 4])
+def test_a_map_that_is_cut_off_is_refused(n):
+    with pytest.raises(ValueError, match=f"precompiled_charsmap of {n} bytes"):
+        CharacterMap(b"\4\0\0\0"[:n])
