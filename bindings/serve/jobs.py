@@ -115,6 +115,9 @@ class Choice(Job):
     masks: Follower | None = field(default=None, kw_only=True)  # of its grammar
     # whether tokens that a slot holds may be reused
     cached: bool = field(default=True, kw_only=True)
+    reuse: int = field(
+        default=0, kw_only=True
+    )  # the least chunk reused at other positions; 0: none
 
 
 @dataclass(eq=False)
@@ -127,6 +130,7 @@ class Counts:
     refused: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    moved_tokens: int = 0  # of these, tokens that were held at other positions
     answer_tokens: int = 0
     steps: int = 0
     busy_seconds: float = 0.0
@@ -194,7 +198,8 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
         if isinstance(job, Choice):
             one["request"] = request_record(job.request)
             one["sampling"] = asdict(replace(job.sampling, grammar=None))
-            one |= {"seed": job.seed, "number": job.number, "cached": job.cached}
+            one |= {"seed": job.seed, "number": job.number}
+            one |= {"cached": job.cached, "reuse": job.reuse}
         found.append(one)
     return {"prompts": prompts, "jobs": found}
 
@@ -214,6 +219,7 @@ class Wanted(NamedTuple):
     seed: int = 0
     number: int = 0
     cached: bool = True
+    reuse: int = 0
     keeping: Sequence[str] = ()
 
 

@@ -335,7 +335,7 @@ class Runner:
             how_sampled = wanted.sampling, wanted.seed, self._n_vocab, mask, self._tokenizer
             sampler = sampler_of(*how_sampled, wanted.prompt)
             how |= {"request": wanted.request, "sampler": sampler, "mask": mask}
-            how["cached"] = wanted.cached
+            how |= {"cached": wanted.cached, "reuse": wanted.reuse}
             job = Completion(wanted.prompt, emit, **how)
         self._jobs[wanted.id] = job, masks
         return job

@@ -317,6 +317,7 @@ class Reader:
             slot=_slot(body),
             lora=None if body.get("lora") is None else body.records("lora", MAX_ADAPTERS),
             cached=body.switch("cache_prompt") is not False,
+            reuse=body.integer("n_cache_reuse", 0, MOST_SEED) or 0,
         )
 
     def prompts(

@@ -35,6 +35,7 @@ class Task(NamedTuple):
     timings: bool = False  # whether every part of a stream has them
     slot: int | None = None  # the slot to run in
     cached: bool = True  # whether tokens that a slot holds may be reused
+    reuse: int = 0  # the least chunk of tokens that may be reused at other positions; 0: none
     lora: list[dict[str, Any]] | None = None  # scales of LoRA adapters as {id, scale}
     ignored: tuple[str, ...] = ()  # fields without effect that could have changed the answer
     about: Mapping[str, Any] = MappingProxyType({})  # JSON that the reply repeats

@@ -38,6 +38,7 @@ from tamis.bindings.serve.masks import MaskStep
 from tamis.engine.batch import Batch
 from tamis.engine.drafting import Drafting
 from tamis.engine.engine import Engine
+from tamis.engine.moved_chunks import move_chunks
 from tamis.engine.prompt_cache import PromptCache
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
@@ -64,6 +65,9 @@ class Completion(Job):
     mask: MaskStep | None = field(default=None, kw_only=True)  # of its sampler
     # whether tokens that a slot holds may be reused
     cached: bool = field(default=True, kw_only=True)
+    reuse: int = field(
+        default=0, kw_only=True
+    )  # the least chunk reused at other positions; 0: none
     begun: float = field(default=0.0, kw_only=True)  # times of the monotonic clock
     read: float = field(default=0.0, kw_only=True)
     n_drafted: int = field(default=0, kw_only=True)  # tokens
@@ -93,6 +97,7 @@ class _Slot:
         # only these may go to the prompt cache. Tokens after evicted ones, or of a restored file,
         # have others.
         self.n_read = WHOLE
+        self.moved = False  # whether tokens after n_read were moved for a request that allows it
         self.clear()
 
     def clear(self) -> None:
@@ -348,13 +353,14 @@ class Worker:
             slot = min(free, key=lambda slot: slot.used)
             self._adapt(slot, job)
             slot.session.truncate(0)
-            slot.n_read = WHOLE
+            slot.n_read, slot.moved = WHOLE, False
             return slot
 
         def held(slot: _Slot) -> int:  # the last token is computed again for its logits
             if (slot.scope, slot.lora) != (job.scope, job.lora):
                 return 0
-            return min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
+            n = min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
+            return min(n, slot.n_read) if slot.moved and not job.reuse else n
 
         slot = max(free, key=lambda slot: (held(slot), -slot.used))
         other = max(self._slots, key=held)
@@ -365,11 +371,16 @@ class Worker:
             self._adapt(slot, job)
             if slot is not other:
                 slot.session.copy(other.session)
-                slot.n_read = other.n_read
+                slot.n_read, slot.moved = other.n_read, other.moved
         self._adapt(slot, job)
+        if job.reuse and n > 0 and slot.session.n_past > n:
+            n_moved = move_chunks(slot.session, job.prompt[:-1], n, job.reuse) - n
+            if n_moved:
+                self.counts.moved_tokens += n_moved
+                slot.n_read, slot.moved, n = min(n, slot.n_read), True, n + n_moved
         slot.session.truncate(n)
         if n <= slot.n_read:
-            slot.n_read = WHOLE
+            slot.n_read, slot.moved = WHOLE, False
             if self._cache is not None:
                 self._cache.extend(slot.session, job.prompt, job.scope, least=WORTH_SHARING)
         return slot

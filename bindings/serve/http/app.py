@@ -515,6 +515,7 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
             masks=masks if task.masked else None,
             slot=task.slot,
             cached=task.cached,
+            reuse=task.reuse,
         )
         for i, request in enumerate(task.requests)
     ]

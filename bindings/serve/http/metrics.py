@@ -31,6 +31,7 @@ def exposition(worker: Worker) -> str:
         ("jobs_refused_total", "counter", "that the full queue had no room for", c.refused),
         ("prompt_tokens_total", "counter", "tokens of prompts that were read", c.prompt_tokens),
         ("cached_tokens_total", "counter", "... that were held already", c.cached_tokens),
+        ("moved_tokens_total", "counter", "... of them at other positions", c.moved_tokens),
         ("answer_tokens_total", "counter", "tokens of answers", c.answer_tokens),
         ("steps_total", "counter", "decode steps, of all answers at once", c.steps),
         ("busy_seconds_total", "counter", "time in which the model ran", c.busy_seconds),

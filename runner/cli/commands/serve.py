@@ -297,6 +297,15 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         "ones and go on; the same as --set context_shift=true (default: the answer ends)",
     )
     parser.add_argument(
+        "--cache-reuse",
+        type=common.count_or_zero,
+        default=0,
+        metavar="N",
+        help="reuse what a slot holds of a prompt after a part that is gone, in chunks of at least "
+        "N tokens: answers are near those of a prompt that is read whole, not the same; 0: never; "
+        "the same as --set n_cache_reuse=N (default: %(default)s)",
+    )
+    parser.add_argument(
         "--keep-markers",
         action="store_true",
         help="leave in prompts what agents change in them with every request, such as Claude "
@@ -436,7 +445,8 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
     from tamis.bindings.serve.http.app import Settings
 
     asked = {"context_shift": arguments.context_shift, "keep_markers": arguments.keep_markers}
-    usual = {name: True for name, is_asked in asked.items() if is_asked}
+    usual: dict[str, Any] = {name: True for name, is_asked in asked.items() if is_asked}
+    usual |= {"n_cache_reuse": arguments.cache_reuse} if arguments.cache_reuse else {}
     return Settings(
         n_queue=arguments.queue,
         n_choices=min(MOST_CHOICES, arguments.queue),

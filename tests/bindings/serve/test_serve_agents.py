@@ -192,12 +192,26 @@ def test_a_request_or_a_flag_keeps_marks(path):
     assert count(kept, keep_markers=False) == n
 
 
-def test_what_is_not_heeded_of_reuse_is_named(served):
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    body = {"prompt": "the hand", "n_predict": 2, "n_cache_reuse": 256}
-    head = {"Content-Type": "application/json"}
-    connection.request("POST", COMPLETION, json.dumps(body), head)
-    reply = connection.getresponse()
-    assert reply.status == 200
-    assert reply.headers["x-tamis-ignored"] == "n_cache_reuse"
-    connection.close()
+def test_a_part_of_the_head_that_is_gone_costs_nothing_where_reuse_is_asked_for(served):
+    head, gone, tail = (list(range(n, n + 60)) for n in (5, 70, 140))
+
+    def cached(ids, **fields):
+        body = {"prompt": ids, "n_predict": 1, "cache_salt": "moved", **fields}
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        connection.request(
+            "POST", COMPLETION, json.dumps(body), {"Content-Type": "application/json"}
+        )
+        reply = connection.getresponse()
+        found = json.loads(reply.read())
+        connection.close()
+        assert reply.status == 200, found
+        assert "x-tamis-ignored" not in reply.headers
+        return found["timings"]["cache_n"]
+
+    other = tail[::-1]
+    cached([*head, *gone, *other])
+    assert cached([*head, *other, 9], n_cache_reuse=100) == 60  # too short a chunk
+    cached([*head, *gone, *tail])
+    assert cached([*head, *tail, 9], n_cache_reuse=32) == 120
+    # Who does not ask for it gets what was read at its own place.
+    assert cached([*head, *tail, 9, 10]) <= 60
