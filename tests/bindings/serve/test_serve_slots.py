@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, folder):
         self.settings = Settings(slot_folder=folder, slots=True, loras=(("a.gguf", 1.0),))
-        self.worker = SimpleNamespace(slots=[])
+        self.worker = SimpleNamespace(slots=[], asleep=False)
         self.lora_scales, self.kept, self.asked = (1.0,), [], []
         self.usual_settings = dict
         vocab = Vocab()
