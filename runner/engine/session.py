@@ -160,6 +160,17 @@ class Session(Generating):
         return self._kv.types
 
     @property
+    def loses_keys(self) -> bool:
+        """Whether 4 bits do not hold its keys: some have a bias and are not stored in a basis.
+
+        That is so on a GPU; see model/key_basis.py.
+        """
+        model = self._loaded.model
+        plain = [model.weights.blk[layer] for layer in model.kv_layers if layer not in self._bases]
+        biased = any(w.attn_k and w.attn_k.bias() is not None and not w.attn_k_norm for w in plain)
+        return self.kv_types.k == "q4_0" and biased
+
+    @property
     def kv_ram(self) -> int | None:
         """The bytes of memory for the KV cache; None: no limit."""
         return self._kv.kv_ram

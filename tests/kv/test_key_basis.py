@@ -77,6 +77,14 @@ def test_four_bits_hold_keys_with_a_large_bias(engine, monkeypatch):
     assert found["basis"] < found["plain"] / 3
 
 
+@pytest.mark.slow  # kernels of q4_0
+def test_keys_that_four_bits_do_not_hold_are_known(engine, monkeypatch):
+    assert not engine.session(n_ctx=64, **Q4_0).loses_keys
+    monkeypatch.setattr(LoadedModel, "key_bases", lambda self, type_k: {})  # as on a GPU
+    assert engine.session(n_ctx=64, **Q4_0).loses_keys
+    assert not engine.session(n_ctx=64).loses_keys
+
+
 @pytest.mark.slow  # kernels of q8_0 and q4_0
 @pytest.mark.parametrize("types", [{}, {"type_k": "q8_0"}, Q4_0], ids=["f16", "q8_0", "q4_0"])
 def test_a_saved_session_is_read_into_any_type(engine, tmp_path, types):

@@ -636,6 +636,11 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         **kv_options(arguments),
     )
     progress.clear()
+    if session.loses_keys:
+        note(
+            "-ctk q4_0: the keys of this model have a bias that 4 bits do not hold on this device, "
+            "and answers may be nonsense; use -ctk q8_0"
+        )
     if arguments.attn == "auto" and not engine.auto_stays_dense():
         from tamis.select.auto import Auto
 
