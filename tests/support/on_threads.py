@@ -433,6 +433,7 @@ MEANINGS: dict[str, Any] = {
     "address": int,
     "load_i32": _loading(ctypes.c_int32),
     "load_i64": _loading(ctypes.c_int64),
+    "load_f16": lambda address: np.float32(_half(address)[0]),
     "load_f32": _loading(ctypes.c_float, np.float32),
     "load_f64": _loading(ctypes.c_double, float),
     "load_u128": _u128,

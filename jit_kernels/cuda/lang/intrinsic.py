@@ -201,6 +201,12 @@ def store_i32(b, p, v):
 
 
 @op(float32, int64)
+def load_f16(b, p):
+    """The float16 at p, as float32."""
+    return b.fpext(load_device(b, p, HALF, 2), FLOAT)
+
+
+@op(float32, int64)
 def load_f32(b, p):
     """The float32 at p."""
     return load_device(b, p, FLOAT, 4)

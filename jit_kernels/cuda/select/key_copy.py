@@ -34,6 +34,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     half_f32,
     load_device,
+    load_f16,
     load_f32,
     load_f32x8,
     load_i32,
@@ -275,18 +276,19 @@ def copying(head_dim: int, type_k: str, bits: int) -> Any:
     @device
     def copy(a, shared, h, begin, end):
         for j in range(begin, end):
+            me = keep_u32(lane())  # as in `products`
             row, mine = a.k_pages + size * key_row(a.k_table, a.n_head_kv, h, j), float32(0)
-            for e in range(lane(), n_read, WARP):
+            for e in range(me, n_read, WARP):
                 x = read(row, EIGHT * e)
                 for i in range(EIGHT):
                     mine = max(mine, abs(part_of(shared, x, e, i)))
             step = min(warp_max(mine) * float32(1 / most), float32(LARGEST))
             step = half_f32(pack_f16(step, float32(0)))  # as it will be read
             inverse = reciprocal(step) if step > float32(0) else float32(0)
-            for e in range(lane(), n_eight, WARP):
+            for e in range(me, n_eight, WARP):
                 x = read(row, EIGHT * min(e, n_read - 1))
                 put(shared, x, e, inverse, address(a.codes[h, j]))
-            if lane() == 0:
+            if me == 0:
                 a.steps[h, j] = step
 
     return copy
@@ -360,17 +362,16 @@ def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
     n_word, room, n_pass = width_of(head_dim) // 128, room_of(head_dim, heads), -(-heads // HEADS)
     size = copy_bytes(head_dim, bits)
     multiply, load_key = multiplying_heads(n_word, bits), loading_words(n_word * bits // 4)
-    load_heads = loading_heads(2 * n_word)
+    load_heads, lane_bytes = loading_heads(2 * n_word), n_word * bits
 
     @device
-    def products(shared, tile, key, pass_):
-        """Leave the products of eight heads and the 32 keys from `key` on."""
+    def products(shared, tile, own, pass_):
+        """Leave the products of eight heads and 32 keys, of which the lane's words are at `own`."""
         me = keep_u32(lane())  # kept, what is made of it does not fill registers meanwhile
         g, t = me // 4, me % 4
         q = load_heads(uint32(shared + room.heads + 4 * (2 * WARP * n_word * pass_ + me)))
         of = shared + room.of_heads + 16 * (HEADS * pass_ + 2 * t) + 4
         first, second = load_shared_i32(uint32(of)), load_shared_i32(uint32(of + 16))
-        own = key + size * g + 4 * (n_word * bits // 4) * t
         a, b = load_key(own), load_key(own + 8 * size)
         c, d = load_key(own + 16 * size), load_key(own + 24 * size)
         s, u = multiply(q, first, second, a, b), multiply(q, first, second, c, d)
@@ -383,17 +384,16 @@ def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
         sync_warp()
 
     @device
-    def joined(a, places, rows, j, limits, is_first):
-        """Scale the products with key j, and store the best of each row's heads."""
-        (shared, tile), (h, n, pass_), (low, high) = places, rows, limits
-        me, step, best = keep_u32(lane()), a.steps[h, j], float32(NOTHING)
-        inside = low <= j and j < high
-        there = low // PAGE <= j // PAGE and j // PAGE < (high + PAGE - 1) // PAGE
-        product, of = uint32(tile + 4 * me), uint32(shared + room.of_heads + 128 * pass_)
-        begun = remainder(HEADS * pass_, group)  # heads of the first row that earlier passes had
-        left = group - begun
-        to = address(a.scores[heads * h + HEADS * pass_ - begun]) + 4 * j
-        for i in range(keep(min(HEADS, n - HEADS * pass_))):
+    def joined(places, rows, step, to, j, limits):
+        """Scale the products with a span's key j, and store the best of each row's heads.
+
+        to: where the first row's score is. limits: within the span, of the middle and its pages.
+        """
+        (shared, tile), (n, begun, apart), (low, high, first, last) = places, rows, limits
+        inside, there = low <= j and j < high, first <= j and j < last
+        product, best, left = uint32(tile + 4 * keep_u32(lane())), float32(NOTHING), group - begun
+        of, is_first = uint32(shared), j < int32(WARP)
+        for i in range(keep(n)):
             scale, x = load_shared(of) * step, float32(load_shared_i32(product))
             best = max(best, x * scale + load_shared(uint32(of + 8)))
             left -= 1
@@ -406,7 +406,7 @@ def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
                     store_f32(to, best)
                 x = best if there else float32(NOTHING)
                 store_shared_f32(top, x if is_first else max(x, load_shared(top)))
-                best, left, to = float32(NOTHING), group, to + 4 * group * a.capacity
+                best, left, to = float32(NOTHING), group, to + apart
             product, of = uint32(product + ROW), uint32(of + 16)
         sync_warp()  # before the next keys' products overwrite what is read here
 
@@ -422,15 +422,24 @@ def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
 
     @device
     def score(a, shared, h, n, span, limits):
-        tile = shared + room.tiles + 2 * TILE * warp()
+        tile, base = shared + room.tiles + 2 * TILE * warp(), SPAN * span
+        low = int32(min(max(limits[0] - base, 0), SPAN))
+        high = int32(min(max(limits[1] - base, 0), SPAN))
+        of_keys = low, high, int32(low // PAGE * PAGE), int32((high + PAGE - 1) // PAGE * PAGE)
         for pass_ in range(n_pass):
             if HEADS * pass_ < n:
-                j, end = SPAN * span, keep(SPAN * span + SPAN)  # kept, it is not unrolled
-                while j < end:
-                    products(shared, tile, address(a.codes[h, j]), pass_)
-                    places, rows = (shared, tile), (h, n, pass_)
-                    joined(a, places, rows, j + lane(), limits, j == SPAN * span)
-                    j += WARP
+                begun = remainder(HEADS * pass_, group)  # heads of its first row in earlier passes
+                own = address(a.codes[h, base]) + size * (lane() // 4) + lane_bytes * (lane() % 4)
+                step_at = address(a.steps[h]) + 2 * (base + lane())
+                to = address(a.scores[heads * h + HEADS * pass_ - begun]) + 4 * (base + lane())
+                rows = min(HEADS, n - HEADS * pass_), begun, 4 * group * a.capacity
+                places = shared + room.of_heads + 128 * pass_, tile
+                i, end = int32(0), keep_u32(SPAN // WARP)  # kept, it is not unrolled
+                while i < end:
+                    products(shared, tile, own, pass_)
+                    joined(places, rows, load_f16(step_at), to, WARP * i + lane(), of_keys)
+                    own, step_at, to = own + WARP * size, step_at + 2 * WARP, to + 4 * WARP
+                    i += 1
                 put_maxima(a, tile, h, n, pass_, span)
 
     return score
