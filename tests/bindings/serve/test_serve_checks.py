@@ -991,6 +991,34 @@ def test_without_a_process_in_front_the_server_takes_connections_itself(monkeypa
     assert "no more processes" in line
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_jobs_end_with_their_client(monkeypatch, gone):
+    """Whether its reply was sent or not, no job goes on without it."""
+    seen = []
+
+    async def reply():
+        return "reply"
+
+    async def unless_gone(request, awaited):
+        seen.append(("asked", request))
+        if gone:
+            raise ClientDisconnect
+        return await awaited
+
+    worker = SimpleNamespace(
+        submit=lambda jobs: seen.append(("submit", jobs)),
+        drop=lambda jobs: seen.append(("drop", jobs)),
+    )
+    monkeypatch.setattr(app, "unless_gone", unless_gone)
+    begun = app.Server._while_connected(SimpleNamespace(worker=worker), "r", ["job"], reply())
+    if gone:
+        with pytest.raises(ClientDisconnect):
+            asyncio.run(begun)
+    else:
+        assert asyncio.run(begun) == "reply"
+    assert seen == [("submit", ["job"]), ("asked", "r"), ("drop", ["job"])]
+
+
 def test_a_client_that_is_gone_ends_no_accepting(monkeypatch):
     """Neither one that went before it was accepted nor one of which no address is known."""
     found = [OSError(errno.ECONNABORTED, "gone"), "gone", "first", "second"]

@@ -8,6 +8,8 @@ from serving import reader, said
 
 from tamis.bindings.serve.api import responses
 from tamis.bindings.serve.body import Body
+from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.requests import MAX_MESSAGES
 
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}},
@@ -121,3 +123,11 @@ def test_a_model_answers_and_counts(client):
         lines = [line for line in response.iter_lines() if line.startswith("event: ")]
     assert lines[0] == "event: response.created"
     assert lines[-1] in ("event: response.incomplete", "event: response.completed")
+
+
+def test_a_request_has_so_many_items_and_no_more():
+    item = {"role": "user", "content": "the"}
+    found, _ = responses.as_chat(Body({"input": [item] * MAX_MESSAGES}))
+    assert len(found["messages"]) == MAX_MESSAGES
+    with pytest.raises(ApiError, match=f"no list of 1 to {MAX_MESSAGES} items"):
+        responses.as_chat(Body({"input": [item] * (MAX_MESSAGES + 1)}))
