@@ -4,6 +4,7 @@ from typing import Any
 
 from tamis.cli.terminal import note, table
 
+N_WORST = 5  # KV heads that a table has below the means
 COLUMNS = {
     "layer": "layer",
     "head_kv": "KV head",
@@ -43,13 +44,17 @@ def report(audit: Any) -> dict[str, Any]:
 
 
 def write(audit: Any) -> None:
-    """Write the tables to standard error."""
+    """Write the means, the worst heads and the bounds to standard error; JSON has every head."""
     if not audit.n_step:
         note("audit: no decode step was due")
         return
     found = report(audit)
-    rows = [*found["groups"], {"layer": "all", **found}]
-    text = table.lines(rows, COLUMNS)
+    worst = sorted(found["groups"], key=lambda group: group["mass"])[:N_WORST]
+    text = table.lines([{"layer": "all", **found}, *worst], COLUMNS)
+    if len(found["groups"]) > N_WORST:
+        text.append(
+            f"the {N_WORST} KV heads of {len(found['groups'])} that retain least; --json: all"
+        )
     if found["bounds"]:
         text += ["", *table.lines(found["bounds"], BOUND_COLUMNS)]
     text.append(
