@@ -242,6 +242,7 @@ class KeyScores:
         }
         pages: dict[str, Any] = {"q": q, "k_pages": kv.k, "k_table": kv.k_table}
         if self.copy is not None:
+            pages["q"] = q if q.ndim == 2 else q[:1]  # a chunk's buffer has room for more rows
             given = {"n_top": self._n_top, "type_k": kv.types[0], **pages, **rest}
             self.copy.record(rec, layer, heads, cost, given)
             return

@@ -168,7 +168,8 @@ def test_a_method_chooses_among_keys_of_q8_0_as_on_the_cpu(attn, tmp_path, searc
     ids, found = np.random.default_rng(1).integers(0, 256, 120), []
     for where in ({"device": "cuda"}, {}):
         engine = loaded(path, **where)
-        session = engine.session(n_ctx=256, attn=attn, type_k="q8_0", type_v="q8_0")
+        types = {"type_k": "q8_0", "type_v": "q8_0"}
+        session = engine.session(n_ctx=256, attn=attn, key_copy=8, **types)
         found.append(np.array([session.decode(int(i)) for i in ids]))
         engine.close()
     errors = np.abs(found[0] - found[1]).max(axis=1) / np.abs(found[1]).max()

@@ -14,6 +14,10 @@ from on_threads import OnThreads, as_python
 from selection_cases import DROP, LOWEST, best, maxima_of, middle
 
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import Program
+from tamis.jit_kernels.contract.types import KVView
+from tamis.select.base import Recording, SelectorShape
+from tamis.select.notation import parse_method
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
 FILES = ("lang.grid", "lang.radix_topk", "kv.kv_rows", "select.common", "select.key_copy")
@@ -220,6 +224,16 @@ def check_best_of_candidates(pos, counts, n_found):
         n_top=n_top,
     ):  # fmt: skip
         assert [found["sets"][r].tolist() for r in range(n_row)] == expected
+
+
+@pytest.mark.parametrize("method", ["topk", "topk:rows=head", "cpe:phi=1"])
+def test_queries_are_the_first_row_of_a_chunks_buffer(method):
+    shape = SelectorShape(1, 4, 2, 32, 256, 512, (0,), on_gpu=True, key_copy=4)
+    pages, table = np.zeros((4, 2, 64, 32), np.float16), np.zeros(4, np.int32)
+    rec = Recording(Program(), np.zeros(ops.STEP_SIZE, np.int64), 1, 1)
+    q = np.zeros((512, 4, 32), np.float32)
+    parse_method(method).open(shape).select_decode(rec, 0, q, KVView(pages, pages, table, table))
+    assert "score_copy" in [call.spec.op.name for call in rec.program.calls]
 
 
 ASKING = [None, 1, 2]
