@@ -11,7 +11,6 @@ from tamis.jit_kernels.backends.base import Backend
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.types import KVOptions, KVTypes, kv_bytes
 from tamis.model.hparams import HParams
-from tamis.model.key_basis import KeyBasis, has_basis, key_basis
 from tamis.model.model import Model
 from tamis.model.placement import Place
 from tamis.text.tokenizer import Tokenizer, tokenizer_for
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from tamis.engine.adapters import Adapters
     from tamis.kv.cache import KVCache
     from tamis.kv.page_store import PageStore
+    from tamis.model.key_basis import KeyBasis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class LoadedModel:
     # Sets of adapters and the model with them, by the adapters' keys.
     adapted: dict[str, "tuple[Adapters, LoadedModel]"] = field(default_factory=dict)
     # The bases of quantised keys, by the name of the layer's tensor.
-    _bases: dict[str, KeyBasis] = field(default_factory=dict)
+    _bases: dict[str, "KeyBasis"] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
 
     @staticmethod
@@ -68,7 +68,7 @@ class LoadedModel:
         """A loaded model of the same weights whose KV cache and attention are on the CPU."""
         return replace(self, places=tuple(place.with_kv_on_host() for place in self.places))
 
-    def key_bases(self, type_k: str) -> dict[int, KeyBasis]:
+    def key_bases(self, type_k: str) -> "dict[int, KeyBasis]":
         """The bases of the layers whose keys are stored in one, for keys of a type."""
         if type_k == "f16":
             return {}
@@ -79,13 +79,17 @@ class LoadedModel:
             if any(layer in layers for layers in on_host)
         }
 
-    def all_bases(self) -> dict[int, KeyBasis]:
+    def all_bases(self) -> "dict[int, KeyBasis]":
         """The bases of all layers that have one, whatever the type and the device of their keys."""
+        from tamis.model.key_basis import has_basis
+
         layers = self.model.kv_layers
         return {layer: self.key_basis(layer) for layer in layers if has_basis(self.model, layer)}
 
-    def key_basis(self, layer: int) -> KeyBasis:
+    def key_basis(self, layer: int) -> "KeyBasis":
         """The basis of a layer's quantised keys, if it has one."""
+        from tamis.model.key_basis import key_basis
+
         name = self.model.weights.blk[layer].attn_k.name
         if name not in self._bases:
             self._bases[name] = key_basis(self.file, self.model, layer)
