@@ -54,6 +54,7 @@ OTHERS: dict[Op, list[tuple[int | str, ...]]] = {
     ops.INDEX_SCORE: [(576 + 128, 128, "f16")],
     ops.HEAD_SCORE: [(128, 128, "f16")],
     ops.RMS_NORM: [(0,), (1,)],
+    ops.ENCODE: list(itertools.product(ops.ENCODED, (0, 1))),
     ops.GATE: [("silu",), ("gelu",)],
     ops.GATE_ROWS: [("none",), ("silu",), ("sigmoid",)],
     ops.SHORT_CONV: [("none",), ("silu",)],

@@ -20,6 +20,7 @@ from tamis.jit_kernels.contract.ops.select.common import *
 
 if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.audit import *
+    from tamis.jit_kernels.contract.ops.encode import *
     from tamis.jit_kernels.contract.ops.fused import *
     from tamis.jit_kernels.contract.ops.moe import *
     from tamis.jit_kernels.contract.ops.recurrent import *
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 _SELECT = importlib.import_module("tamis.jit_kernels.contract.ops.select")
 # Files that are imported when one of their names is used, in this order.
-_LATER = ["audit", "fused", "moe", "recurrent", "streams"]
+_LATER = ["audit", "encode", "fused", "moe", "recurrent", "streams"]
 _LATER += [f"select.{found.name}" for found in pkgutil.iter_modules(_SELECT.__path__)]
 
 
