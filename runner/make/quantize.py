@@ -1,7 +1,7 @@
 """A copy of a model with its weights in other types, tensor by tensor.
 
 Memory: the rows that are encoded at a time, some 100 MB whatever the model's size; the file that is
-read is mapped, and its pages are released after each tensor.
+read is mapped, and its pages are released after each part.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ def quantize(
             yield part.data
             done += part.nbytes
             each(done, total)
-        file.release_pages()
+            file.release_pages()  # what is read again is read from the system's cache
 
     with write_whole(path, shared=True) as out:
         write(out, _keys(file, name, importance, origin), tensors, map(data, tensors))
