@@ -5,19 +5,29 @@ are read. Errors of weights that meet larger inputs count more when they are qua
 """
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tamis.formats.gguf import GGUFError, GGUFFile
 
+
+class Importance(NamedTuple):
+    """The importance of tensors by their names, f32 [n_matrix, n_in], and the file it is from."""
+
+    values: Mapping[str, np.ndarray]
+    origin: str
+
+
+NONE = Importance({}, "")
 SUMS, COUNTS = ".in_sum2", ".counts"  # ends of the names of a GGUF file's tensors
 MAX_NAME, MAX_ENTRIES = 1024, 1 << 20
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
-    """The importance of each tensor in a file: f32 [n_matrix, n_in].
+def load(path: Path) -> Importance:
+    """The importance matrix in a file.
 
     Experts that never ran have ones. Raises GGUFError for what is no such file, OSError.
     """
@@ -29,7 +39,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
             raise GGUFError("importance below 0, or not finite", path=path, key=name)
     if not found:
         raise GGUFError("not an importance matrix: it has none", path=path)
-    return found
+    return Importance(found, str(path))
 
 
 def _of_gguf(path: Path) -> dict[str, np.ndarray]:

@@ -18,15 +18,13 @@ from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops.encode import ENCODE_SCRATCH, ENCODED
 from tamis.jit_kernels.contract.program import KernelSpec, Program
 from tamis.make.copies import SPLIT_KEYS, Each, check_new
+from tamis.make.importance import NONE, Importance
 from tamis.make.mixes import MIXES
 from tamis.platform.private_files import write_whole
 
 CHUNK = 4 << 20  # elements that are encoded at a time
 PLAIN = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)  # what quantizing from loses nothing more
 QUANTIZATION_VERSION = 2
-
-# name of a tensor -> mean squares of its inputs, f32 [n_matrix, n_in]
-Importance = Mapping[str, np.ndarray]
 
 
 def quantize(
@@ -36,35 +34,34 @@ def quantize(
     types: Mapping[str, GGMLType],
     *,
     n_threads: int,
-    importance: Importance | None = None,
-    origin: str = "",
+    importance: Importance = NONE,
     each: Each = lambda done, total: None,
 ) -> None:
     """Write a model with these types, as `mixes.types` gives them; name: of the mixture.
 
-    importance: errors of a tensor's columns count by these; origin: the file that they are from,
-    noted in the metadata. each(bytes, all bytes) is called after each part. Raises FileExistsError,
-    OSError, CompileError, ValueError for values that are not finite, and if a tensor's shape has no
-    such importance.
+    importance: errors of a tensor's columns count by it; its origin is noted in the metadata.
+    each(bytes, all bytes) is called after each part. Raises FileExistsError, OSError, CompileError,
+    ValueError for values that are not finite, and if a tensor's shape has no such importance.
     """
     check_new(path)
-    _check(file, importance or {})
+    weights = importance.values
+    _check(file, weights)
     tensors = [NewTensor(t.name, t.shape, types[t.name]) for t in file.tensors.values()]
     total, done = sum(t.n_bytes for t in tensors), 0
     encoder = _Encoder(n_threads)
-    encoder.compile({(t.type.name, t.name in (importance or {})) for t in tensors})
+    encoder.compile({(t.type.name, t.name in weights) for t in tensors})
 
     def data(tensor: NewTensor) -> Iterator[memoryview]:
         nonlocal done
         info = file.tensors[tensor.name]
-        for part in encoder.parts(file, info, tensor.type, (importance or {}).get(tensor.name)):
+        for part in encoder.parts(file, info, tensor.type, weights.get(tensor.name)):
             yield part.data
             done += part.nbytes
             each(done, total)
             file.release_pages()  # what is read again is read from the system's cache
 
     with write_whole(path, shared=True) as out:
-        write(out, _keys(file, name, importance, origin), tensors, map(data, tensors))
+        write(out, _keys(file, name, importance), tensors, map(data, tensors))
         file.check_unchanged()
 
 
@@ -82,8 +79,8 @@ def n_bytes(file: GGUFFile, types: Mapping[str, GGMLType]) -> int:
     return sum(NewTensor(t.name, t.shape, types[t.name]).n_bytes for t in file.tensors.values())
 
 
-def _check(file: GGUFFile, importance: Importance) -> None:
-    for name, values in importance.items():
+def _check(file: GGUFFile, weights: Mapping[str, np.ndarray]) -> None:
+    for name, values in weights.items():
         info = file.tensors.get(name)
         if info is not None and values.shape != (_matrices(info), info.shape[0]):
             raise ValueError(
@@ -92,15 +89,13 @@ def _check(file: GGUFFile, importance: Importance) -> None:
             )
 
 
-def _keys(
-    file: GGUFFile, name: str, importance: Importance | None, origin: str
-) -> dict[str, bytes]:
+def _keys(file: GGUFFile, name: str, importance: Importance) -> dict[str, bytes]:
     keys = {key: value for key, value in records(file).items() if key not in SPLIT_KEYS}
     keys["general.quantization_version"] = number("u32", QUANTIZATION_VERSION)
     keys["general.file_type"] = number("u32", MIXES[name].number)
-    if importance is not None:
-        keys["quantize.imatrix.file"] = record("str", origin)
-        keys["quantize.imatrix.entries_count"] = number("u32", len(importance))
+    if importance.values:
+        keys["quantize.imatrix.file"] = record("str", importance.origin)
+        keys["quantize.imatrix.entries_count"] = number("u32", len(importance.values))
     return keys
 
 

@@ -236,10 +236,10 @@ def new_matrix(path, entries):
 
 def test_both_formats_of_importance_are_read(tmp_path):
     sums = np.arange(64, dtype=np.float32)
-    old = importance.load(old_matrix(tmp_path / "a.dat", {"a.weight": (4, sums)}))
+    old = importance.load(old_matrix(tmp_path / "a.dat", {"a.weight": (4, sums)})).values
     assert np.array_equal(old["a.weight"], sums[None] / 4)
     entries = {"a.weight": (np.array([4, 0]), np.stack([sums, sums]))}
-    new = importance.load(new_matrix(tmp_path / "a.gguf", entries))
+    new = importance.load(new_matrix(tmp_path / "a.gguf", entries)).values
     assert np.array_equal(new["a.weight"], np.stack([sums / 4, np.ones(64, np.float32)]))
 
 

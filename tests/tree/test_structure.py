@@ -38,6 +38,7 @@ ALLOWED_FOLDERS: dict[str, str] = {
     "runner/cli/commands": "one file a command, found by its name",
     "runner/arch": "one file an architecture, found by its name",
     "runner/select": "one file a method, found by its name",
+    "jit_kernels/cpu/linear": "one file an op, or a part that several ops share",
     "tools": "one file a program, run by its name",
     "tests/engine": "one file a promise of sessions, batches or their files",
     "tests/kernels": "one file a family of ops, found by its name",

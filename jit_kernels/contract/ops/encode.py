@@ -8,7 +8,7 @@ ENCODED = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
     "IQ4_XS",
 )  # fmt: skip
-ENCODE_LANES = 16  # blocks that are encoded side by side, at most
+ENCODE_LANES = 16  # blocks that are encoded in parallel, at most
 # Bytes of a thread: values, weights and levels of such blocks, and numbers of their parts.
 ENCODE_SCRATCH = 4 * ENCODE_LANES * (3 * 256 + 6 * 16)
 

@@ -1,8 +1,8 @@
 """Rows encoded in quantized types: a lane of the vectors has a block of its own.
 
 So sums run over a block's elements one after another, as in llama.cpp's reference encoders, whose
-searches these are, and the bytes are the same. A tile has the elements of LANES blocks side by
-side: element i of all is the vector at V * i.
+searches these are, and the bytes are the same. A tile has the elements of LANES blocks
+interleaved: element i of all is the vector at V * i.
 """
 
 from itertools import pairwise
@@ -179,12 +179,14 @@ def fit_three(x, n, most, levels):
 
 
 @njit(**STRICT)
-def fit_line(x, w, n, most, first, step, n_step, by_size, levels):
+def fit_line(x, w, n, search, by_size, levels):
     """Scales s and minima m >= 0 that make sum w |x - (s l - m)|^p small over levels l <= most.
 
-    p is 1 if by_size, else 2. most + first, most + first + step, ... levels are tried over the
-    range that the best so far leaves, each with the line of least squares.
+    p is 1 if by_size, else 2. search is (most, first, step, n_step): most + first, most + first +
+    step, ... levels are tried over the range that the best so far leaves, each with the line of
+    least squares.
     """
+    most, first, step, n_step = search
     zero, high = zero_f(), splat_f(np.float32(most))
     base, top = load_f(x), load_f(x)
     sum_w, sum_x = load_f(w), load_f(w) * load_f(x)
@@ -380,7 +382,7 @@ def simple(type: str) -> Any:
 def searched(type: str) -> Any:
     """Encode a block of 32 by a search, with the weights of its tile."""
     most = {"Q4_0": 8, "Q5_0": 16}.get(type, 0)
-    n_level, first, step, n_step = LINES.get(type, (0, 0.0, 0.0, 0))
+    search = LINES.get(type, (0, 0.0, 0.0, 0))
 
     @njit(**STRICT)
     def signed(t):
@@ -390,7 +392,7 @@ def searched(type: str) -> Any:
     @njit(**STRICT)
     def ranged(t):
         w, levels = t + V * WEIGHTS, t + V * LEVELS
-        scale, minimum = fit_line(t, w, 32, n_level, first, step, n_step, False, levels)
+        scale, minimum = fit_line(t, w, 32, search, False, levels)
         store_f(t + V * SCALES, scale)
         store_f(t + V * MINIMA, zero_f() - minimum)
 
@@ -410,7 +412,7 @@ def ranged_super(type: str, weighted: bool) -> Any:
     """Encode a block of Q2_K, Q4_K or Q5_K: a scale and a minimum for each part."""
     part, scale_levels = (16, 15) if type == "Q2_K" else (32, 63)
     n_part, n_level = SUPER // part, LINES[type][0]
-    first, step, n_step = WEIGHTED_LINE if weighted else LINES[type][1:]
+    search = (n_level, *(WEIGHTED_LINE if weighted else LINES[type][1:]))
     by_size = type == "Q2_K" and not weighted
 
     @njit(**STRICT)
@@ -430,9 +432,7 @@ def ranged_super(type: str, weighted: bool) -> Any:
         w, levels = t + V * WEIGHTS, t + V * LEVELS
         for j in range(n_part):
             x, wj = t + V * part * j, w + V * part * j
-            scale, minimum = fit_line(
-                x, wj, part, n_level, first, step, n_step, by_size, levels + V * part * j
-            )
+            scale, minimum = fit_line(x, wj, part, search, by_size, levels + V * part * j)
             store_f(t + V * (SCALES + j), scale)
             store_f(t + V * (MINIMA + j), minimum)
         scales, minima = t + V * SCALE_LEVELS, t + V * MINIMUM_LEVELS

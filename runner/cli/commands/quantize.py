@@ -83,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         known = ", ".join(mixes.MIXES)
         raise UsageError(f"{arguments.type!r} is no type to quantize to: expected one of {known}")
     choice = _choice(arguments)
-    weights = importance.load(arguments.imatrix) if arguments.imatrix else None
+    weights = importance.load(arguments.imatrix) if arguments.imatrix else importance.NONE
     with GGUFFile(resolve(arguments.model)) as file:
-        types = mixes.types(file, name, choice, has_importance=weights is not None)
+        types = mixes.types(file, name, choice, has_importance=bool(weights.values))
         if not arguments.dry_run:
             _refuse_lossy(file, types, allowed=arguments.allow_requantize)
-            if weights is not None and not weights.keys() & file.tensors.keys():
+            if weights.values and not weights.values.keys() & file.tensors.keys():
                 raise UsageError(f"{arguments.imatrix} names no tensor of {file.path}")
             progress = Progress()
             quantize.quantize(
@@ -98,7 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
                 types,
                 n_threads=arguments.threads or usable_cpus(),
                 importance=weights,
-                origin=str(arguments.imatrix or ""),
                 each=progress.of("write"),
             )
             progress.clear()
