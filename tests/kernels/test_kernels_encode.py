@@ -1,4 +1,4 @@
-"""ENCODE against the bytes of llama.cpp's reference, the gguf package's, and what is left over.
+"""ENCODE against the bytes of llama.cpp's reference and of the gguf package, and its errors.
 
 tests/data/encoded.npz has the bytes that ggml-quants.c of llama.cpp (MIT, b7000 to b11549 the
 same), compiled without fused products, gives for `inputs()`.
