@@ -1,7 +1,7 @@
 """ENCODE against the bytes of llama.cpp's reference and of the gguf package, and its errors.
 
-tests/data/encoded.npz has the bytes that ggml-quants.c of llama.cpp (MIT, b7000 to b11549 the
-same), compiled without fused products, gives for `inputs()`.
+tests/data/encoded.npz has the bytes that ggml-quants.c of llama.cpp (MIT; as in llama-cpp-python
+0.3.36), compiled without fused products, gives for `inputs()`.
 """
 
 from pathlib import Path
