@@ -25,7 +25,7 @@ SURE = 50.0  # a logit
 class Rule:
     """A session whose next token is the last one and 1; logits are of the rows that were read."""
 
-    audit, selector = None, Dense()
+    audited, selector = False, Dense()
 
     def __init__(self, n_ctx=64, n_ubatch=16, unsure=(), best=False):
         self.n_ctx, self.n_ubatch = n_ctx, n_ubatch

@@ -248,7 +248,6 @@ def test_perplexity_of_decoded_text_with_kl(model, text, capsys, tmp_path):
     [
         "perplexity -f x --attn dense --attn window",
         "perplexity -f x --audit 3",
-        "run -p x --audit 0",
         "bench --attn window --attn quest --profile",
         "bench --attn window --attn nonsense",
     ],

@@ -41,6 +41,7 @@ class FakeSession:
     def __init__(self, n_ctx: int, script: list[Any]) -> None:
         self.n_ctx, self.tokens, self.script, self.calls = n_ctx, [], script, []
         self.audited, self.loses_keys, self.kv_types = False, False, KVTypes()
+        self.audit = SimpleNamespace(n_step=0)
 
     @property
     def n_past(self) -> int:
