@@ -164,8 +164,12 @@ def picture_lines(svg: str) -> list[str]:
 
 
 def form(lines: list[str]) -> str:
-    """Lines without their numbers, which differ from run to run."""
-    return re.sub(r"\d+(\.\d+)?", "N", "\n".join(lines))
+    """Lines without their numbers, which differ from run to run.
+
+    Nor do they have the better model that is named: it is the best for the machine's memory.
+    """
+    said = [line for line in lines if "-m " not in line]
+    return re.sub(r"\d+(\.\d+)?", "N", "\n".join(said))
 
 
 def main() -> None:
