@@ -239,7 +239,7 @@ def test_what_did_not_come_along_is_compiled_where_that_is_possible(file, tmp_pa
 def test_every_op_of_a_cpu_is_in_the_set_with_every_type():
     found = kernel_set.kernel_set([(64, 3)])
     declared = {value for value in vars(ops).values() if isinstance(value, ops.Op)}
-    of_gpu = {*ops.LAUNCHED, ops.KV_EVICT, ops.SCORE_KEYS}
+    of_gpu = {*ops.LAUNCHED, ops.KV_EVICT, ops.SCORE_KEYS, ops.SCORE_COPY, ops.COPY_CANDIDATES}
     assert declared - {spec.op for spec in found} == of_gpu
     of_types = {spec.constants[0] for spec in found if spec.op is ops.MATMUL}
     assert {"F32", "Q4_K", "Q4_Kx16", "IQ1_S", "TQ1_0"} <= of_types

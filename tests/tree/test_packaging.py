@@ -61,6 +61,7 @@ def test_the_wheel_has_every_module_under_tamis_and_nothing_else(wheel: Path, ro
         names = set(z.namelist())
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     data = {"tamis/py.typed", "tamis/bindings/serve/http/page.html"}
+    data |= {"tamis/__pyinstaller/rthooks.dat"}
     assert names - info == expected | data
     assert any(name.endswith("/licenses/LICENSE") for name in info)
 
