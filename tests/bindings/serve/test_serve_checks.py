@@ -817,6 +817,14 @@ def test_a_connection_without_a_head_ends():
     connected(QUICK, work)
 
 
+def test_a_connection_that_says_nothing_ends():
+    async def work(connection, transport, made):
+        await asyncio.sleep(0.15)
+        assert transport.aborted
+
+    connected(QUICK, work)
+
+
 def test_a_connection_with_a_request_is_not_ended_by_the_time_of_a_head():
     gone = asyncio.Event()
 
