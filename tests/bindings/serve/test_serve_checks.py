@@ -866,12 +866,31 @@ def test_a_connection_that_was_used_has_the_time_of_a_head_again():
         assert b"200 OK" in transport.said
         assert connection.idle
         assert connection.since > before
+        assert connection.timeout_keep_alive_task is not None
         await asyncio.sleep(0.1)
         assert not transport.aborted, "between requests it has uvicorn's time"
         connection.data_received(b"GET")
         assert not transport.aborted
         await asyncio.sleep(0.15)
         assert transport.aborted
+
+    connected(QUICK, work, answer)
+
+
+def test_requests_of_a_connection_are_answered_in_turn():
+    async def answer(send):
+        head = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work(connection, transport, made):
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        for _ in range(500):
+            if transport.said.count(b"200 OK") == 3:
+                break
+            await asyncio.sleep(0.01)
+        assert transport.said.count(b"200 OK") == 3
+        assert not transport.aborted
 
     connected(QUICK, work, answer)
 

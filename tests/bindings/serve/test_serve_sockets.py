@@ -254,11 +254,18 @@ def over_path():
 
 @pytest.mark.parametrize("made_by", [over_tcp, over_path])
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_connection_too_many_is_told_so_in_words_that_it_reads(made_by, tls):
-    """Over TLS nothing is said before the handshake; a path's socket has no TLS."""
+def test_a_connection_too_many_gets_an_answer_that_it_can_read(monkeypatch, made_by, tls):
+    """Over TLS nothing is said before the handshake; a path's socket has no TLS.
+
+    The next connection waits for a turn of the loop, not longer.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
 
+    async def sleep(seconds):
+        slept.append(seconds)
+
     async def work(inner, gate, made):
+        monkeypatch.setattr(listen.asyncio, "sleep", sleep)
         gate.add(listen._Handshake(), "x")
         client, theirs = made_by()
         with client:
@@ -271,8 +278,10 @@ def test_a_connection_too_many_is_told_so_in_words_that_it_reads(made_by, tls):
         client.close()  # it has gone: nothing is raised
         await inner._take(theirs, "1.2.3.4")
         await inner._take(theirs, "1.2.3.4")
-        assert (made, len(gate._open)) == ([], 1)
+        monkeypatch.undo()
+        assert (made, len(gate._open), slept) == ([], 1, [0] * 3)
 
+    slept = []
     uvicorns(work, total=1, tls=context)
 
 
