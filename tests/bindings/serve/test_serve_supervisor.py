@@ -185,7 +185,7 @@ def test_no_process_is_left_behind(path, tmp_path):
 @pytest.mark.slow  # 8 s: it sleeps after one, and starts twice
 def test_a_model_without_requests_sleeps_and_the_next_one_wakes_it(path, tmp_path):
     cache = "--cache-dir", str(tmp_path / "c")
-    flags = "-c", "512", "--sleep-idle-seconds", "1", "--metrics", *cache
+    flags = "-c", "512", "--sleep-idle-seconds", "3", "--metrics", *cache
     with ServeProcess(path, tmp_path, *flags) as server:
 
         def sleeps():
