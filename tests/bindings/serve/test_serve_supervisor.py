@@ -194,7 +194,7 @@ def test_a_model_without_requests_sleeps_and_the_next_one_wakes_it(path, tmp_pat
         first = server.post(asked(0, max_tokens=90, ignore_eos=True), TEXT)[1]
         assert not sleeps()
         until(sleeps)
-        assert "tamis.bindings.serve.process" not in server.children()
+        until(lambda: "tamis.bindings.serve.process" not in server.children())
         assert server.get("/ready")[0] == 200
         counted = server.get("/metrics")[1]
         assert b"tamis_answer_tokens_total 90" in counted, counted
