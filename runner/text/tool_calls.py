@@ -215,8 +215,8 @@ class OutputParser:
         text = self._tape.kept()
         if found:
             self._give(found)
-        else:
-            self._content(text)
+        else:  # how much of it was read depends on its pieces, and marks may be in it
+            self._tape.begin_again(text)
 
     def _calls(self, mark: str) -> Steps[None]:
         """Read calls from their first mark on; what is not a call becomes text."""

@@ -17,6 +17,7 @@ from tamis.text.chat_template import ChatTemplate, TemplateError, _strftime_now
 from tamis.text.longest_match import unescaped
 from tamis.text.tagged_text import UserText, unveil, veil
 from tamis.text.tool_calls import OutputParser, message_of
+from tamis.tools.fuzz_targets import CALL_FORMATS
 
 TOOLS = [
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}},
@@ -618,3 +619,20 @@ def test_a_date_has_a_format_of_no_more_than_a_hundred_characters():
 def test_a_map_that_is_cut_off_is_refused(n):
     with pytest.raises(ValueError, match=f"precompiled_charsmap of {n} bytes"):
         CharacterMap(b"\4\0\0\0"[:n])
+
+
+TAGGED = CALL_FORMATS[2]
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("rest", ["</tool_call>", " and more", ""])
+def test_a_mark_in_what_began_like_a_call_without_one_is_found_in_any_pieces(n, rest):
+    """How much of it is read before it fails depends on the pieces."""
+    source = '{"n": "<tool_call>\n{"name": "f", "arguments": {}}' + rest
+    found = []
+    for size in (n, len(source)):
+        parser = OutputParser(ChatFormat(("", ""), tools=TAGGED), new_id=lambda: "id")
+        parts = [source[i : i + size] for i in range(0, len(source), size)]
+        deltas = [delta for part in parts for delta in parser.push(part)]
+        found.append(message_of([*deltas, *parser.finish()]))
+    assert found[0] == found[1]
