@@ -17,7 +17,7 @@ from tamis.text.chat_template import ChatTemplate, TemplateError, _strftime_now
 from tamis.text.longest_match import unescaped
 from tamis.text.tagged_text import UserText, unveil, veil
 from tamis.text.tool_calls import OutputParser, message_of
-from tamis.tools.fuzz_targets import CALL_FORMATS
+from tamis.tools.fuzz_targets import CALL_FORMATS, CALL_TOOLS
 
 TOOLS = [
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object"}}},
@@ -631,7 +631,9 @@ def test_a_mark_in_what_began_like_a_call_without_one_is_found_in_any_pieces(n, 
     source = '{"n": "<tool_call>\n{"name": "f", "arguments": {}}' + rest
     found = []
     for size in (n, len(source)):
-        parser = OutputParser(ChatFormat(("", ""), tools=TAGGED), new_id=lambda: "id")
+        parser = OutputParser(
+            ChatFormat(("", ""), tools=TAGGED), tools=CALL_TOOLS, new_id=lambda: "id"
+        )
         parts = [source[i : i + size] for i in range(0, len(source), size)]
         deltas = [delta for part in parts for delta in parser.push(part)]
         found.append(message_of([*deltas, *parser.finish()]))
