@@ -132,8 +132,8 @@ def parts_of(data: np.ndarray, n_bytes: int = 16 << 20) -> Iterator[memoryview]:
 
 
 def _alignment(keys: Mapping[str, bytes]) -> int:
-    found: int = struct.unpack_from("<I", keys[ALIGNMENT], 4)[0] if ALIGNMENT in keys else 0
-    return found or DEFAULT_ALIGNMENT
+    # Of whatever width: files are read whose alignment is no u32.
+    return int.from_bytes(keys[ALIGNMENT][4:], "little") if ALIGNMENT in keys else DEFAULT_ALIGNMENT
 
 
 def _parsed(kind: str, text: str) -> Any:

@@ -92,8 +92,9 @@ def test_parts_are_one_model_and_merge_to_the_same_file(model, tmp_path, flags, 
     assert out.read_bytes() == model.read_bytes()
 
 
-def test_an_alignment_holds_in_all_parts(tmp_path):
-    keys = KEYS | {"general.alignment": record("u32", "128")}
+@pytest.mark.parametrize("kind", ["u16", "u32", "u64"])
+def test_an_alignment_holds_in_all_parts(tmp_path, kind):
+    keys = KEYS | {"general.alignment": record(kind, "128")}
     model = make(tmp_path / "model.gguf", keys)
     with GGUFFile(model) as file:
         assert all(t.offset % 128 == 0 for t in file.tensors.values())
