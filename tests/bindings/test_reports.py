@@ -59,9 +59,9 @@ OBJECTS = template(
 )
 PAIR = "<arg_key>{{ k }}</arg_key><arg_value>" + AS_TEXT + "</arg_value>"
 PAIRS = template("<tool_call>" + NAME + arguments(PAIR) + "</tool_call>", "<|assistant|>", "")
-PAIR = "<arg_key>{{ k }}</arg_key>\n<arg_value>" + AS_TEXT + "</arg_value>\n"
+PAIR_OF_LINES = "<arg_key>{{ k }}</arg_key>\n<arg_value>" + AS_TEXT + "</arg_value>\n"
 PAIRS_OF_LINES = template(
-    "\n<tool_call>" + NAME + "\n" + arguments(PAIR) + "</tool_call>", "<|assistant|>\n", ""
+    "\n<tool_call>" + NAME + "\n" + arguments(PAIR_OF_LINES) + "</tool_call>", "<|assistant|>\n", ""
 )
 IDS = template(
     "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"

@@ -621,7 +621,7 @@ def test_a_map_that_is_cut_off_is_refused(n):
         CharacterMap(b"\4\0\0\0"[:n])
 
 
-TAGGED = CALL_FORMATS[2]
+CALL_OF_MARKS = CALL_FORMATS[2]
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
@@ -632,7 +632,7 @@ def test_a_mark_in_what_began_like_a_call_without_one_is_found_in_any_pieces(n, 
     found = []
     for size in (n, len(source)):
         parser = OutputParser(
-            ChatFormat(("", ""), tools=TAGGED), tools=CALL_TOOLS, new_id=lambda: "id"
+            ChatFormat(("", ""), tools=CALL_OF_MARKS), tools=CALL_TOOLS, new_id=lambda: "id"
         )
         parts = [source[i : i + size] for i in range(0, len(source), size)]
         deltas = [delta for part in parts for delta in parser.push(part)]

@@ -1,6 +1,7 @@
 """Every test asserts something: a test that cannot fail is none."""
 
 import ast
+import collections
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,3 +126,21 @@ def test_what_counts(body, is_silent):
 def test_exceptions_are_of_tests_that_are_there():
     names = {f"{p.relative_to(ROOT / 'tests').as_posix()}" for p in FILES}
     assert {name.partition("::")[0] for name in ALLOWED} <= names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_module_names_a_thing_once(path):
+    """A second `TABLE = ...` further down changes what the tests above it are run with."""
+    names = [
+        name
+        for statement in ast.parse(path.read_text()).body
+        for name in (
+            [ast.unparse(target) for target in statement.targets]
+            if isinstance(statement, ast.Assign)
+            else [statement.name]
+            if isinstance(statement, Function | ast.ClassDef)
+            else []
+        )
+        if name.isidentifier()
+    ]
+    assert [name for name, times in collections.Counter(names).items() if times > 1] == []
