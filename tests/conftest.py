@@ -175,8 +175,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
     specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
-    with only_one(private_folder(store.user_folder().parent) / "tests.lock"):
+    turn = contextlib.ExitStack()
+    if shared().missing(specs):
+        turn.enter_context(only_one(private_folder(store.user_folder().parent) / "tests.lock"))
+    with turn, contextlib.suppress(CompileError):  # the tests that need the kernel will say so
         if missing := shared().missing(specs):
             session.config.get_terminal_writer().line(f"compiling {len(missing)} kernels")
-        with contextlib.suppress(CompileError):  # the tests that need the kernel will say so
-            shared().load(specs)
+        shared().load(specs)
