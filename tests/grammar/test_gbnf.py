@@ -1,5 +1,7 @@
 """GBNF as llama.cpp documents it: which texts a grammar allows, and where a wrong one is wrong."""
 
+import re
+
 import pytest
 from grammars import fits, matcher
 
@@ -50,25 +52,65 @@ def test_a_grammar_allows_what_it_says_and_nothing_else(grammar, yes, no):
     assert [text for text in no if fits(found, text)] == []
 
 
+# A wrong grammar; the place, what is found there, what is expected, and words of the remedy.
+WRONG = [
+    ("root ::= a", "1, column 10", "'a'", "the name of a rule of this grammar", 'a ::= ..."'),
+    ('root ::= "a', "1, column 12", "", "a quotation mark", "quotation mark within the text"),
+    (
+        'root ::= "b"\n  | [a',
+        "2, column 7",
+        "",
+        "a bracket that ends the set begun at line 2",
+        r"\]",
+    ),
+    ('root ::= "\\q"', "1, column 11", "'\\\\q\"'", "one of the escapes", "a backslash itself"),
+    ('root ::= "\\u12"', "1, column 11", "'\\\\u12\"'", "4 hexadecimal digits", "zeros in front"),
+    ('root ::= "\\UFF000000"', "1, column 11", "'\\\\UFF", "at most 10FFFF", "correct the digits"),
+    ('root ::= ("a"', "1, column 14", "", "a symbol, | or )", "begins at line 1, column 10"),
+    ("root ::= *", "1, column 10", "'*'", "a symbol that * repeats", "before it"),
+    ('root ::= "a"{x}', "1, column 14", "'x}'", "a number", "{m,n}"),
+    ('root ::= "a"{1', "1, column 15", "", "} after the number", "{m,n}"),
+    ('root ::= "a"{1,2', "1, column 17", "", "} after the number", "{m,n}"),
+    ('root ::= "a"{3,1}', "1, column 13", "'{3,1}'", "m up to n", "repeat a group"),
+    ('root ::= "a" ) "b"', "1, column 14", "') \"b\"'", "the end of the line", "remove the )"),
+    ('root ::= "a" $', "1, column 14", "'$'", "the end of the line", "comments begin with"),
+    ('root := "a"', "1, column 6", "':= \"a\"'", "::= after the rule's name root", "next line"),
+    ('root ::= "a"\n\n= "b"', "3, column 1", "'= \"b\"'", "the name of a rule", "digits"),
+    ('root ::= "a"\n | "b"', "2, column 2", "'| \"b\"'", "the name of a rule", "only after |"),
+    ("root ::= !a", "1, column 11", "'a'", "< after !", "!<[id]>"),
+    ("root ::= <a", "1, column 12", "", "> after the token begun at line 1, column 10", "<text>"),
+    ("root ::= <[7", "1, column 13", "", "]> after the number of a token", "<[id]>"),
+    ("root ::= <[a]>", "1, column 12", "'a]>'", "a number", "<text>"),
+    ("root ::= <end>", "1, column 10", "'<end>'", "without a vocabulary", "tokenizer"),
+    ("root ::= " + "(" * 500, "1, column 110", "'((((", "at most 100 groups", "of its own"),
+]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "place", "found", "expected", "remedy"), WRONG, ids=[case[0][:30] for case in WRONG]
+)
+def test_what_is_wrong_is_named_with_its_place_and_a_remedy(
+    grammar, place, found, expected, remedy
+):
+    with pytest.raises(SamplerError) as caught:
+        compile_gbnf(grammar)
+    text = str(caught.value)
+    parts = re.fullmatch(r"grammar: line (\d.*?): found (.*), expected (.*?): (.*)", text)
+    assert parts, text
+    assert parts[1] == place
+    assert parts[2].startswith(found or "the end of the grammar")
+    assert expected in parts[3]
+    assert remedy in parts[4]
+
+
 @pytest.mark.parametrize(
     ("grammar", "why"),
     [
-        ('rule ::= "a"', "no rule named root"),
-        ("root ::= a", "column 10 expected a rule, there is none named a"),
-        ('root ::= "a', "quotation mark"),
-        ('root ::= "\\q"', "escapes"),
-        ('root ::= "\\u12"', "4 hexadecimal digits"),
-        ('root ::= ("a"', r"expected \)"),
-        ("root ::= *", "something before"),
-        ('root ::= "a"{3,1}', "m up to n"),
-        ('root ::= "a" ) "b"', "end of the line"),
-        ('root := "a"', "::="),
-        ('root ::= "a" root', "no text ends it"),
-        ("root ::= <end>", "expected a model"),
-        ("root ::= " + "(" * 500, "groups"),
+        ('rule ::= "a"', r"its rules are rule, expected one named root: define one"),
+        ('root ::= "a" root', r"no finite text matches its rule root, expected one: give each"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(grammar, why):
+def test_what_is_wrong_nowhere_in_particular_has_a_remedy_too(grammar, why):
     with pytest.raises(SamplerError, match=why):
         compile_gbnf(grammar)
 
@@ -100,7 +142,11 @@ def test_tokens_are_named_by_text_and_number_and_may_be_excluded(mark):
     assert allowed(step) == list(range(10))  # any other token, and the mark that ends it
     step.accept_all([1, 5, 7])
     assert allowed(step) == [3]
-    with pytest.raises(SamplerError, match="no single token"):
+    with pytest.raises(
+        SamplerError, match=r"line 1, column 10: found '<none>', expected one token"
+    ):
         compile_gbnf("root ::= <none>", tokenizer)
-    with pytest.raises(SamplerError, match="expected 0 to 10"):
+    with pytest.raises(
+        SamplerError, match=r"column 12: found '11]>', expected a token's id, 0 to 10"
+    ):
         compile_gbnf("root ::= <[11]>", tokenizer)

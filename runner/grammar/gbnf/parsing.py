@@ -4,8 +4,8 @@ Escapes are \xNN, \uNNNN, \UNNNNNNNN, \t, \r, \n, \\, \", \[, \], \-. Among rule
 the last one counts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tamis.grammar.characters import LAST, Characters, joined, one, others
 from tamis.grammar.errors import GrammarError
@@ -16,6 +16,12 @@ MOST_TIMES = 2000  # a higher limit means no limit, as in llama.cpp
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MARKS = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_ESCAPES = r"\xNN \uNNNN \UNNNNNNNN \t \r \n \\ \" \[ \] \-"
+# Remedies of errors.
+_IN_ONE_RULE = "a rule goes on in the next line only after | or within ( )"
+_TIMES = "write {m}, {m,} or {m,n}"
+_IN_LITERAL = 'add ", and write a quotation mark within the text as \\"'
+_IN_SET = "add ], and write a bracket within the set as \\]"
 _EVERY = Chars(Characters(((0, LAST),)))
 
 
@@ -34,48 +40,73 @@ class Token(Node):
     wanted: bool = True
 
 
-def parsed(text: str, token: Callable[[str], int]) -> dict[str, Node]:
-    """The trees of a grammar's rules by their names; token: returns the id of a token's text.
+class Vocabulary(Protocol):
+    """What a grammar that names tokens needs of a model: a Protocol."""
 
-    Raises GrammarError with the line and the column of the error.
+    n_vocab: int
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text."""
+
+    def token(self, text: str) -> int | None:
+        """The token that is exactly this text; None if it takes several."""
+
+
+def parsed(text: str, vocabulary: Vocabulary | None) -> dict[str, Node]:
+    """The trees of a grammar's rules by their names; vocabulary: resolves the tokens it names.
+
+    Raises GrammarError with the line and the column of the error, what was found there, what was
+    expected, and the remedy.
     """
-    return _Parser(text, token).rules()
+    return _Parser(text, vocabulary).rules()
 
 
 class _Parser:
-    def __init__(self, text: str, token: Callable[[str], int]) -> None:
-        self.text, self.at, self.level, self._token = text, 0, 0, token
+    def __init__(self, text: str, vocabulary: Vocabulary | None) -> None:
+        self.text, self.at, self.level, self._vocabulary = text, 0, 0, vocabulary
+        self._uses: dict[str, int] = {}  # where each rule is first referred to
 
     def rules(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
-        uses: dict[str, int] = {}
-        self._uses = uses
         self.space(lines=True)
         while self.at < len(self.text):
             name = self.name()
             self.space(lines=False)
             if not self.take("::="):
-                raise self.wrong("::=")
+                raise self.wrong(f"::= after the rule's name {name}", _IN_ONE_RULE)
             self.space(lines=True)
             found[name] = self.either(nested=False)
             if self.at < len(self.text) and self.text[self.at] not in "\r\n":
-                raise self.wrong("the end of the line")
+                raise self.wrong("a symbol, | or the end of the line", self._stray())
             self.space(lines=True)
-        for name, at in uses.items():
+        for name, at in self._uses.items():
             if name not in found:
                 self.at = at
-                raise self.wrong(f"a rule, there is none named {name}", shown=False)
+                remedy = f'define it as "{name} ::= ...", or put the text {name} in quotation marks'
+                raise self.wrong("the name of a rule of this grammar", remedy)
         if "root" not in found:
-            raise GrammarError("grammar: it has no rule named root, expected one to begin with")
+            names = ", ".join(list(found)[:5]) or "none"
+            remedy = 'define one as "root ::= ...": the grammar begins there'
+            raise GrammarError(f"grammar: its rules are {names}, expected one named root: {remedy}")
         return found
 
-    def wrong(self, expected: str, *, shown: bool = True) -> GrammarError:
-        before = self.text[: self.at]
-        line, column = before.count("\n") + 1, self.at - before.rfind("\n")
+    def _stray(self) -> str:
+        if self.peek() == ")":
+            return "remove the ), or open it with ("
+        return 'texts are in quotation marks, and comments begin with "#"'
+
+    def place(self, at: int) -> str:
+        """Line and column of a position, both from 1."""
+        before = self.text[:at]
+        return f"line {before.count(chr(10)) + 1}, column {at - before.rfind(chr(10))}"
+
+    def wrong(self, expected: str, remedy: str) -> GrammarError:
+        """The error at this position: the place, what is found, what is expected, the remedy."""
         here = self.text[self.at : self.at + 20]
-        what = f"has {here!r}, expected" if here else "is the end, expected"
-        what = what if shown else "expected"
-        return GrammarError(f"grammar: line {line}, column {column} {what} {expected}")
+        found = repr(here) if here else "the end of the grammar"
+        place = self.place(self.at)
+        return GrammarError(f"grammar: {place}: found {found}, expected {expected}: {remedy}")
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -99,16 +130,17 @@ class _Parser:
         while self.peek() and self.peek() in _NAME:
             self.at += 1
         if start == self.at:
-            raise self.wrong("a rule's name")
+            remedy = f"it has letters, digits, - and _; {_IN_ONE_RULE}"
+            raise self.wrong("the name of a rule", remedy)
         return self.text[start : self.at]
 
-    def number(self) -> int:
+    def number(self, remedy: str) -> int:
         start = self.at
         while self.peek() and self.peek() in "0123456789":
             self.at += 1
         if start == self.at or self.at - start > 18:
             self.at = start
-            raise self.wrong("a number")
+            raise self.wrong("a number of at most 18 digits", remedy)
         return int(self.text[start : self.at])
 
     def either(self, *, nested: bool) -> Node:
@@ -123,7 +155,8 @@ class _Parser:
         while c := self.peek():
             if c in "*+?{":
                 if not parts:
-                    raise self.wrong(f"something before {c}")
+                    remedy = f"write what it repeats before it, or a literal {c} in quotation marks"
+                    raise self.wrong(f"a symbol that {c} repeats", remedy)
                 parts[-1] = Times(parts[-1], *self.times(nested))
             elif (part := self.part(c)) is not None:
                 parts.append(part)
@@ -152,13 +185,16 @@ class _Parser:
         return None
 
     def group(self) -> Node:
-        self.at, self.level = self.at + 1, self.level + 1
+        start, self.level = self.at, self.level + 1
         if self.level > MOST_LEVELS:
-            raise self.wrong(f"at most {MOST_LEVELS} groups in each other")
+            remedy = "give an inner group a rule of its own"
+            raise self.wrong(f"at most {MOST_LEVELS} groups within each other", remedy)
+        self.at += 1
         self.space(lines=True)
         found = self.either(nested=True)
         if not self.take(")"):
-            raise self.wrong(")")
+            remedy = f"close the group that begins at {self.place(start)}"
+            raise self.wrong("a symbol, | or )", remedy)
         self.level -= 1
         return found
 
@@ -169,78 +205,103 @@ class _Parser:
         start = self.at
         self.take("{")
         self.space(lines=nested)
-        least = self.number()
+        least = self.number(_TIMES)
         most: int | None = least
         self.space(lines=nested)
         if self.take(","):
             self.space(lines=nested)
-            most = self.number() if self.peek() != "}" else None
+            most = self.number(_TIMES) if self.peek() != "}" else None
             self.space(lines=nested)
         if not self.take("}"):
-            raise self.wrong("}")
+            raise self.wrong("} after the number of repetitions", _TIMES)
         if least > MOST_TIMES or (most is not None and most < least):
             self.at = start
-            raise self.wrong(f"{{m,n}} with m up to n and at most {MOST_TIMES}")
+            limits = f"{{m,n}} with m up to n and at most {MOST_TIMES}"
+            raise self.wrong(limits, "for more, repeat a group that repeats")
         return least, None if most is None or most > MOST_TIMES else most
 
     def literal(self) -> Node:
+        end = f"a quotation mark that ends the text begun at {self.place(self.at)}"
         self.at += 1
         found: list[Node] = []
         while not self.take('"'):
-            found.append(Chars(one(self.character())))
+            found.append(Chars(one(self.character(end, _IN_LITERAL))))
         return found[0] if len(found) == 1 else Row(tuple(found))
 
     def set(self) -> Node:
+        end = f"a bracket that ends the set begun at {self.place(self.at)}"
         self.at += 1
         negated, ranges = self.take("^"), list[tuple[int, int]]()
         while not self.take("]"):
-            low = high = ord(self.character())
+            low = high = ord(self.character(end, _IN_SET))
             if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] != "]":
                 self.at += 1
-                high = ord(self.character())
+                high = ord(self.character(end, _IN_SET))
             ranges.append((low, high))
         if not ranges:
             return Row(())
         found = joined(pair for pair in ranges if pair[0] <= pair[1])
         return Chars(others(found) if negated else found)
 
-    def character(self) -> str:
+    def character(self, end: str, remedy: str) -> str:
+        """The next character of a text or a set; end and remedy: of the error if none is left."""
         c = self.peek()
         if not c:
-            raise self.wrong("its end: a quotation mark or a bracket")
-        self.at += 1
+            raise self.wrong(end, remedy)
         if c != "\\":
-            return c
-        kind = self.peek()
-        if kind in _MARKS and kind:
             self.at += 1
+            return c
+        kind = self.text[self.at + 1 : self.at + 2]
+        if kind in _MARKS:
+            self.at += 2
             return _MARKS[kind]
-        if kind not in _HEX or not kind:
-            self.at -= 1
+        if kind not in _HEX:
+            raise self.wrong(f"one of the escapes {_ESCAPES}", "write a backslash itself as \\\\")
+        n = _HEX[kind]
+        digits = self.text[self.at + 2 : self.at + 2 + n]
+        if len(digits) < n or set(digits) - set("0123456789abcdefABCDEF"):
             raise self.wrong(
-                'one of the escapes \\xNN \\uNNNN \\UNNNNNNNN \\t \\r \\n \\\\ \\" \\[ \\] \\-'
+                f"{n} hexadecimal digits after \\{kind}", "fill up with zeros in front"
             )
-        digits = self.text[self.at + 1 : self.at + 1 + _HEX[kind]]
-        if len(digits) < _HEX[kind] or set(digits) - set("0123456789abcdefABCDEF"):
-            raise self.wrong(f"{_HEX[kind]} hexadecimal digits after \\{kind}")
         if int(digits, 16) > LAST:
-            raise self.wrong("a character of Unicode")
-        self.at += 1 + _HEX[kind]
+            raise self.wrong(f"a character of Unicode, at most {LAST:X}", "correct the digits")
+        self.at += 2 + n
         return chr(int(digits, 16))
 
     def token(self) -> Node:
         start = self.at
         wanted = not self.take("!")
         if not self.take("<"):
-            raise self.wrong("a token in < >")
+            raise self.wrong("< after !", "! excludes a token: !<text> or !<[id]>")
         if self.take("["):
-            token_id = self.number()
+            token_id = self._token_of_number()
             if not self.take("]>"):
-                raise self.wrong("]> after the number of a token")
+                raise self.wrong("]> after the number of a token", "write <[id]>")
             return Token(token_id, wanted)
         name, end, _ = self.text[self.at :].partition(">")
         if not end:
-            self.at = start
-            raise self.wrong("a token in < >")
+            self.at = len(self.text)
+            raise self.wrong(f"> after the token begun at {self.place(start)}", "write <text>")
+        found = self._token_of_text(f"<{name}>", start)
         self.at += len(name) + 1
-        return Token(self._token(f"<{name}>"), wanted)
+        return Token(found, wanted)
+
+    def _token_of_number(self) -> int:
+        start = self.at
+        token_id = self.number("write <[id]>, or <text> by the token's text")
+        if self._vocabulary is not None and token_id >= self._vocabulary.n_vocab:
+            self.at = start
+            remedy = "/tokenize returns the ids of a text"
+            raise self.wrong(f"a token's id, 0 to {self._vocabulary.n_vocab - 1}", remedy)
+        return token_id
+
+    def _token_of_text(self, text: str, start: int) -> int:
+        found = None if self._vocabulary is None else self._vocabulary.token(text)
+        if found is None:
+            self.at = start
+            if self._vocabulary is None:
+                remedy = "compile it with the tokenizer of a model, or write <[id]>"
+                raise self.wrong("no token by its text without a vocabulary", remedy)
+            remedy = "put a text in quotation marks, or name the token by <[id]>"
+            raise self.wrong("one token of this model", remedy)
+        return found

@@ -47,7 +47,8 @@ def grammar(rules: dict[str, Node], token: Callable[[Token], str]) -> CompiledGr
 
 
 def _endless() -> GrammarError:
-    return GrammarError("grammar: no text ends it, expected a root that some text satisfies")
+    remedy = "give each recursive rule an alternative that does not refer to it"
+    return GrammarError(f"grammar: no finite text matches its rule root, expected one: {remedy}")
 
 
 class _Writer:
