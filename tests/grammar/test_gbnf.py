@@ -57,10 +57,10 @@ WRONG = [
     ("root ::= a", "1, column 10", "'a'", "the name of a rule of this grammar", 'a ::= ..."'),
     ('root ::= "a', "1, column 12", "", "a quotation mark", "quotation mark within the text"),
     (
-        'root ::= "b"\n  | [a',
-        "2, column 7",
+        'root ::= "b" |\n  [a',
+        "2, column 5",
         "",
-        "a bracket that ends the set begun at line 2",
+        "a bracket that ends the set begun at line 2, column 3",
         r"\]",
     ),
     ('root ::= "\\q"', "1, column 11", "'\\\\q\"'", "one of the escapes", "a backslash itself"),
