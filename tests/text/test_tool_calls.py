@@ -584,6 +584,67 @@ def test_an_answer_that_is_a_call_is_one_without_marks(name, text, n):
     assert (message["content"] or "") == ("" if n else text)
 
 
+def pieces_of(template: str, text: str, n: int) -> dict:
+    p, deltas = parser(template), []
+    for i in range(0, len(text), n):
+        deltas += p.push(text[i : i + n])
+    return message_of([*deltas, *p.finish()])
+
+
+TEXTUAL = ONE.replace('{"city": "x", "days": 1}', json.dumps('{"city": "x", "days": 1}'))
+FUNCTION = '{"type": "function", "function": ' + ONE + "}"
+WAYS = {  # of writing calls within marks: the number of calls, 0 where it stays text
+    f"<tool_call>\n```json\n{ONE}\n```\n</tool_call>": 1,
+    f"<tool_call>```\n{ONE}```</tool_call>": 1,
+    f"<tool_call>\n```json\n{ONE}\n```": 1,
+    f"<tool_call>\n```json\n{ONE}\n</tool_call>": 1,
+    f"<tool_call>\n```json\n{ONE}\n{ONE}\n```\n</tool_call>": 2,
+    f"<tool_call>\n```tool_call\n[{ONE}, {ONE}]\n```\n</tool_call>\n<tool_call>{ONE}": 3,
+    f"```json\n<tool_call>\n{ONE}\n</tool_call>\n```": 1,
+    f"```tool_call\n{ONE}\n```": 1,
+    f"<tool_calls>\n[{ONE}]\n</tool_calls>": 1,
+    f"<tool_call>\n{ONE}": 1,
+    f"<tool_call>\n{ONE},\n{ONE}\n</tool_call>": 2,
+    f"<tool_call>\n{ONE}\n{ONE}\n</tool_call>": 2,
+    f"<tool_call>{TEXTUAL}</tool_call>": 1,
+    f"<tool_call>\n```json\n{TEXTUAL}\n```\n</tool_call>": 1,
+    "<tool_call>" + ONE.replace("arguments", "parameters") + "</tool_call>": 1,
+    f"<tool_call>{FUNCTION}</tool_call>": 1,
+    f"```json\n{FUNCTION}\n```": 1,
+    # no known tool, no fitting arguments, no JSON, something else beside it
+    "<tool_call>\n```json\n" + ONE.replace("stop", "other") + "\n```\n</tool_call>": 0,
+    "<tool_call>\n```json\n" + ONE.replace("1}", '"soon"}') + "\n```\n</tool_call>": 0,
+    "<tool_call>\n```json\n" + ONE.replace('"', "'") + "\n```\n</tool_call>": 0,
+    "<tool_call>\n" + ONE.replace('"', "'") + "\n</tool_call>": 0,
+    "<tool_call>\n" + ONE.replace("1}", "1,}") + "\n</tool_call>": 0,
+    f"<tool_call>\n```json\n{ONE},\n```\n</tool_call>": 0,
+    f"<tool_call>\n```json\n{ONE}\n```\nis it.\n</tool_call>": 0,
+    f"<tool_call>\nThis: {ONE}\n</tool_call>": 0,
+    f"<tool_call>\n```python\n{ONE}\n```\n</tool_call>": 0,
+    f"See:\n```tool_call\n{ONE}\n```": 0,
+    # arguments under another name are not left out
+    "<tool_call>" + ONE.replace("arguments", "args") + "</tool_call>": 0,
+    "<tool_call>" + FUNCTION.replace("arguments", "input") + "</tool_call>": 0,
+}
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 9999])
+@pytest.mark.parametrize("text", WAYS)
+def test_what_small_models_write_within_marks_is_a_call_or_stays_text_whole(text, n):
+    message = pieces_of(chat(TEMPLATES["hermes"]), text, n)
+    assert said(message)[2] == [("stop", {"city": "x", "days": 1})] * WAYS[text]
+    assert (message["content"] or "") == ("" if WAYS[text] else text)
+
+
+@pytest.mark.parametrize(("end", "n"), [("", 0), ("\n```", 1), ("\n```\n</tool_call>", 1)])
+def test_a_fenced_call_that_a_limit_cuts_off_is_one_once_its_fence_is_closed(end, n):
+    p = parser(chat(TEMPLATES["hermes"]))
+    text = f"<tool_call>\n```json\n{ONE}{end}"
+    message = message_of([*p.push(text), *p.finish(cut=True)])
+    assert len(said(message)[2]) == n
+    assert (message["content"] or "") == ("" if n else text)
+
+
 def test_untagged_arguments_fit_the_schema_of_their_tool():
     wrong = ONE.replace('"days": 1', '"days": "soon"')
     assert parsed(chat(TEMPLATES["hermes"]), wrong)["content"] == wrong

@@ -20,8 +20,11 @@ _MAX_ENDS = 16  # marks of possible ends that must all be read to decide whether
 _NAMES = (("name",), ("function", "name"))
 _ARGUMENTS = tuple((*p, n) for p in ((), ("function",)) for n in ("arguments", "parameters"))
 # What models put around calls that are not in their own format, and what ends it.
-_FENCES = {"```json": "```", "```tool_call": "```", "```": "```"}
-_FENCES |= {f"<{name}>": f"</{name}>" for name in ("tools", "tool", "function_call", "json")}
+_CODE = "```"
+_LANGUAGES = ("json", "tool_call", "tool_calls", "tool_code", "xml", "")
+_FENCES = {_CODE + language: _CODE for language in _LANGUAGES}
+_WRAPPERS = ("tools", "tool", "json", "tool_call", "tool_calls", "function_call", "function_calls")
+_FENCES |= {f"<{name}>": f"</{name}>" for name in _WRAPPERS}
 _FENCES |= {"<|python_tag|>": "", "<|python_start|>": ""}
 # Qwen3-Coder's notation, which models use also in place of their own.
 CODER = ToolFormat(
@@ -86,6 +89,8 @@ class CallReader:
         # Models also use other models' notations after the same mark.
         if c == "{" and style in ("json", "tag", "tagged"):
             return (yield from self._json())
+        if c == "`" and style in ("json", "tag", "tagged"):
+            return (yield from self._boxed())
         if style == "json" and mark == "[TOOL_CALLS]":
             style = "tag"
         if style == "json" and mark == "<tool_call>":
@@ -121,8 +126,10 @@ class CallReader:
     def next_opener(self) -> Steps[str | None]:
         """Take what closes a call; return the mark of the next one, "" for one without a mark.
 
-        None if no call follows: then the white space after it is taken, too.
+        None if no call follows: then the white space after it is taken, too. A comma is a mark
+        between two calls that nothing else separates.
         """
+        is_closed = False
         openers = [m for m in self._marks if m in self._format.triggers or m[0] in "<["]
         while True:
             yield from self._tape.space()
@@ -133,7 +140,10 @@ class CallReader:
             self._in_list &= mark != "]"
             if not mark:
                 c = yield from self._tape.peek()
+                if c == "," and not is_closed and self._format.style == "json":
+                    return (yield from self._tape.mark([","]))
                 return "" if c == "{" and self._format.style == "json" else None
+            is_closed = True
 
     # JSON
 
@@ -148,7 +158,11 @@ class CallReader:
         keyed = names[0] == ("*",)
         arguments = [fields[k] for k in ("arguments",) if k in fields] + [*_ARGUMENTS]
         wanted = {*names, *arguments, fields.get("id", ("id",))}
-        reader = ObjectReader((lambda path: len(path) == 1) if keyed else wanted.__contains__)
+        reader = ObjectReader(
+            (lambda path: len(path) == 1)
+            if keyed
+            else (lambda path: path in wanted or (len(path) == 2 and path[0] == "function"))
+        )
         while True:
             self._tape.feed(reader.feed)
             if known_only and not keyed and not self._may_be_call(reader, names):
@@ -165,9 +179,17 @@ class CallReader:
             return self._call(reader.keys[0], values.get((reader.keys[0],)))
         name = next((_text(values[path]) for path in names if path in values), None)
         given = next((values[path] for path in arguments if path in values), None)
+        if given is None and self._has_other_keys(reader):
+            return None
         path = fields.get("id", ())
         id = values.get(path, "") if path else ""
         return self._call(name, given, (_text(id) or id).strip('"') if id != "null" else "")
+
+    def _has_other_keys(self, reader: ObjectReader) -> bool:
+        """Whether an object has keys that no call has: its arguments may be there."""
+        known = _ANNOUNCED | {path[0] for path in self._format.fields.values()}
+        inner = {path[1] for path in reader.values if len(path) == 2 and path[0] == "function"}
+        return bool({*reader.keys, *inner} - known)
 
     def _may_be_call(self, reader: ObjectReader, names: Sequence[Path]) -> bool:
         own = {path[0] for path in self._format.fields.values()}
@@ -440,6 +462,32 @@ class CallReader:
             pieces = ["".join(pieces), mark]
         return None
 
+    def _boxed(self) -> Steps[Found]:
+        """Read fenced JSON within the marks of a call: it must fit a known tool.
+
+        Small models of Qwen2.5 Coder write their calls so.
+        """
+        tape = self._tape
+        if not (yield from tape.mark(f for f, end in _FENCES.items() if end == _CODE)):
+            return None
+        yield from tape.space()
+        in_list = yield from tape.mark(["["])
+        yield from tape.space()
+        found = yield from self._untagged_objects(bool(in_list))
+        if not found or not self._fit(found):
+            return None
+        yield from tape.space()
+        is_ended = yield from tape.mark([_CODE])
+        yield from tape.space()
+        if (yield from tape.ahead((*self._format.closers, *self._marks))):
+            return found
+        is_last = not (yield from tape.peek())
+        return found if is_last and (is_ended or not self._is_cut()) else None
+
+    def _fit(self, calls: Sequence[Call]) -> bool:
+        """Whether calls are of known tools and fit their schemas."""
+        return all(self._tools.fits(call.name, call.arguments) for call in calls)
+
     # Calls without an announcing mark
 
     def untagged(self, *, own: bool) -> Steps[Found]:
@@ -454,10 +502,9 @@ class CallReader:
         while True:
             fence = yield from tape.mark((*(self._format.openers if own else ()), *_FENCES))
             found = yield from self._fenced(_FENCES.get(fence, ""))
-            if not found or not all(
-                call.name in self._tools and (own or self._tools.fits(call.name, call.arguments))
-                for call in found
-            ):
+            if not found or not all(call.name in self._tools for call in found):
+                return None
+            if not own and not self._fit(found):
                 return None
             calls += found
             for mark in self._format.closers:
@@ -473,12 +520,18 @@ class CallReader:
         """Read calls and the mark that ends them, which may be missing in a whole answer."""
         tape = self._tape
         yield from tape.space()
+        marks = self._format.triggers if self._format.style == "json" else ()
+        own = end and (yield from tape.mark(marks))
+        yield from tape.space()
         in_list = yield from tape.mark(["["])
         yield from tape.space()
         if in_list and (yield from tape.peek()) not in ("", "{"):
             return (yield from self._untagged_python(end))
         found = yield from self._untagged_objects(bool(in_list))
         yield from tape.space()
+        for mark in self._format.closers if own else ():
+            yield from tape.mark([mark])
+            yield from tape.space()
         is_ended = not end or (yield from tape.mark([end]))
         return None if not is_ended and self._is_cut() else found
 
@@ -492,10 +545,12 @@ class CallReader:
             yield from tape.space()
             if in_list and (yield from tape.mark(["]"])):
                 return found
-            mark = yield from tape.mark([","] if in_list else [";"])
+            mark = yield from tape.mark([","] if in_list else [";", ","])
             if in_list and not mark:
                 return None
             yield from tape.space()
+            if mark == "," and (yield from tape.peek()) != "{":
+                return None
         return None if in_list else found
 
     def _untagged_python(self, end: str) -> Steps[Found]:
