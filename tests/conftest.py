@@ -150,14 +150,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextlib.contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Wait for other processes: the second one finds what the first has compiled.
+    """Wait for other processes, and say so: the second one finds what the first has compiled.
 
     The name is in a folder of this user's own, where nobody else can make it a link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     turn = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another run of tests, which compiles kernels", file=sys.stderr)
+            fcntl.flock(turn, fcntl.LOCK_EX)
         yield
     finally:
         os.close(turn)

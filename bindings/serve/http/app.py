@@ -675,9 +675,12 @@ def measured(settings: Settings, worker: Worker) -> Response:
 def front(settings: Settings) -> Route:
     """/: the built-in page; it may run its own script and call this server, nothing else.
 
-    If the page is switched off, a line of text for clients that check whether there is a server.
+    The page is told whether the server wants an API key. If the page is switched off, a line of
+    text for clients that check whether there is a server.
     """
     data, policy = _page()
+    if settings.access.keys:
+        data = data.replace(b"<html ", b"<html data-key ", 1)
     headers = {"content-security-policy": policy, "x-frame-options": "DENY"}
 
     async def shown(_request: Request) -> Response:
@@ -697,5 +700,6 @@ def _page() -> tuple[bytes, str]:
         assert found is not None
         return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
 
-    allowed = f"script-src {hashed('script')}; style-src {hashed('style')}; connect-src 'self'"
-    return data, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    allowed = f"script-src {hashed('script')}; style-src {hashed('style')}"
+    reached = "connect-src 'self'; img-src data:"  # its icon is in the page
+    return data, f"default-src 'none'; {allowed}; {reached}; base-uri 'none'; form-action 'none'"

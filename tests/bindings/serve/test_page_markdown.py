@@ -81,3 +81,48 @@ def test_runs_of_backticks_of_all_lengths(page):
     tree, seconds = page.read(" ".join("`" * n for n in range(1, 600)))
     assert seconds < SECONDS
     assert nested(tree) < 9
+
+
+def coloured(page, language, code):
+    """The parts of a block of code, each with the letter of its colour before it, or with none."""
+    (block,) = page.read(f"```{language}\n{code}\n```")[0][1:]
+    parts = block[1][1:]
+    return [part if isinstance(part, str) else part[1] for part in parts if part != ""]
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "parts"),
+    [
+        ("python", "x = f'a' # b", ["x = ", "f'a'", " ", "# b"]),
+        ("py", "if it's", ["if", " it's"]),
+        ("sh", "n=${#a} # b", ["n=${#a} ", "# b"]),
+        (
+            "rust",
+            "fn f<'a>(c: &'a str) { 'b' }",
+            ["fn", " f<'a>(c: &'a ", "str", ") { ", "'b'", " }"],
+        ),
+        ("JS", "a = `b\nc` /* d */ + 0x1f", ["a = ", "`b\nc`", " ", "/* d */", " + ", "0x1f"]),
+        ("sql", "SELECT a -- b", ["SELECT", " a ", "-- b"]),
+        ("html", '<b c="d">it\'s</b>', ["<b", " c", '="d"', ">", "it's", "</b", ">"]),
+        ("", "if a: pass # b", ["if a: pass # b"]),
+        ("unknown", "'a'", ["'a'"]),
+    ],
+)
+def test_code_is_coloured_by_its_language(page, language, code, parts):
+    assert coloured(page, language, code) == parts
+
+
+CODES = (
+    """# a# a#" ' ` a' a" a` /* */ // "\\ '\\ -- <!-- <a =" """
+    + "''' a''' \"\"\" a\"\"\" &'a 1a f'"
+)
+
+
+@pytest.mark.parametrize("unit", CODES.split())
+@pytest.mark.parametrize("language", ["python", "js", "rust", "sql", "html"])
+@pytest.mark.parametrize("end", ["", "'\"x"])
+def test_no_code_takes_long_and_none_is_lost(page, language, unit, end):
+    code = unit * (60_000 // len(unit)) + end
+    tree, seconds = page.read(f"~~~{language}\n{code}\n~~~")
+    assert seconds < SECONDS
+    assert shown(tree) == code

@@ -1,6 +1,7 @@
 """The server's page in headless Chromium, as a person uses it."""
 
 import base64
+import contextlib
 import json
 import re
 import shutil
@@ -62,13 +63,28 @@ def url(tmp_path_factory, slow):
     engine.close()
 
 
-def test_a_person_gives_the_key_chats_stops_and_begins_anew(url, slow):
+@contextlib.contextmanager
+def browsing(expected=(), **view):
+    """A page of a browser; at its end its console has had no errors but the expected ones."""
     with sync_api.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        asked, problems = [], []
-        page.on("request", lambda request: asked.append(request.url))
+        page = browser.new_context(**view).new_page()
+        problems = []
         page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on(
+            "console",
+            lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        yield page
+        browser.close()
+    assert [text for text in problems if not any(part in text for part in expected)] == []
+
+
+def test_a_person_gives_the_key_chats_stops_and_begins_anew(url, slow):
+    with browsing(["status of 400"]) as page:  # Chromium tells what is refused
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
         page.goto(url)
         state = sync_api.expect(page.locator("#state"))
         state.to_contain_text("API key")
@@ -81,19 +97,82 @@ def test_a_person_gives_the_key_chats_stops_and_begins_anew(url, slow):
         assert second.inner_text()
         page.fill("#text", "the hand over there " * 300)
         page.click("#send")
-        state.to_contain_text("512")  # the server's own words: it does not fit the context
+        error = sync_api.expect(page.locator(".error"))
+        error.to_contain_text("512")  # the server's own words: it does not fit the context
+        assert page.input_value("#text").startswith("the hand over there")  # to be shortened
+        page.fill("#text", "")
         page.click("#clear")
         assert page.locator(".message").count() == 0
         slow.set()
         page.fill("#text", "there")
         page.click("#send")
+        speed = sync_api.expect(page.locator("#speed"))
+        speed.to_have_text(re.compile(r"^\d+ tokens, \d+\.\d a second$"), timeout=60_000)
         page.click("#stop")
         state.to_have_text("stopped")
         assert page.locator(".message").count() == 2
         slow.clear()
         assert all(request.startswith((url, "data:")) for request in asked)
-        assert not problems
-        browser.close()
+
+
+def test_another_conversation_goes_on_while_one_answers_and_a_reload_loses_nothing(url, slow):
+    with browsing() as page:
+        page.goto(url)
+        page.fill("#key", "key")
+        page.press("#key", "Enter")
+        sync_api.expect(page.locator("#model")).to_have_attribute("title", re.compile("tiny"))
+        slow.set()
+        page.fill("#text", "the first")
+        page.press("#text", "Enter")
+        state, assistant = page.locator("#state"), page.locator(".assistant")
+        sync_api.expect(assistant).not_to_be_empty(timeout=60_000)
+        page.click("#clear")
+        sync_api.expect(page.locator("#send")).to_be_visible()  # this one awaits nothing
+        assert page.locator(".message").count() == 0
+        sync_api.expect(page.locator("#list .answers")).to_have_text("the first")
+        page.click("#list .answers")
+        before = assistant.inner_text()
+        page.wait_for_function(
+            "old => document.querySelector('.assistant').innerText > old", arg=before
+        )
+        page.reload()
+        slow.clear()
+        assert page.locator(".user").inner_text() == "the first"
+        assert assistant.inner_text().startswith(before)
+        assert page.input_value("#key") == "key"
+        page.click("text=Again")
+        sync_api.expect(state).to_have_text(re.compile(r"\d+ \+ \d+ tokens"), timeout=60_000)
+        assert assistant.count() == 1
+
+
+def test_an_answer_that_breaks_off_is_kept_and_the_error_shown(url):
+    with browsing(["ERR_CONNECTION_REFUSED", "status of 500"]) as page:
+        page.goto(url)
+        page.fill("#key", "key")
+        begun = 'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(content_type="text/event-stream", body=begun),
+        )
+        page.fill("#text", "a question")
+        page.press("#text", "Enter")
+        error = sync_api.expect(page.locator(".error"))
+        error.to_contain_text("the server closed the connection")
+        assert page.locator(".message").all_inner_texts()[:2] == ["a question", "Half"]
+        page.unroute("**/v1/chat/completions")
+        page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+        page.fill("#text", "another one")
+        page.press("#text", "Enter")
+        error.to_have_text("no connection to the server: is it still running?")
+        assert page.input_value("#text") == "another one"
+        assert page.locator(".user").all_inner_texts() == ["a question"]
+        page.unroute("**/v1/chat/completions")
+        failed = {"error": {"message": "the model's process has ended"}}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=500, json=failed))
+        page.press("#text", "Enter")
+        error.to_have_text("the model's process has ended")
+        page.reload()
+        assert page.locator(".message").all_inner_texts() == ["a question", "Half"]
 
 
 MARKDOWN = """# Fruit\n\n1. **Apples**\n2. `pears`\n\n```python\nprint("<b>")\n```\n
@@ -108,25 +187,25 @@ def replied(route, text, thought="", **usage):
     chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks += [{"choices": [], "usage": usage, "timings": {"predicted_per_second": 41.5}}]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]
+    lines.insert(0, ": still here\n\n")  # a comment, while a prompt is read
     route.fulfill(status=200, content_type="text/event-stream", body="".join(lines))
 
 
 def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_path):
-    with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 750})
-        problems, bodies = [], []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
+    with browsing(viewport={"width": 1100, "height": 750}, color_scheme="dark") as page:
+        bodies = []
 
         def chat(route):
             bodies.append(route.request.post_data_json)
             replied(route, MARKDOWN, "Let me see.", attention={"mass": 0.97, "mass_p5": 0.912})
 
         page.route("**/v1/chat/completions", chat)
-        models = {"data": [{"id": "tiny", "meta": {"n_ctx": 512}}]}
+        name = "A-Model-Of-A-Long-Name-0.5B-Instruct-Q4_K_M"
+        models = {"data": [{"id": name, "meta": {"n_ctx": 512}}]}
         page.route("**/v1/models", lambda route: route.fulfill(json=models))
         page.goto(url)
+        page.fill("#key", "key")
+        page.press("#key", "Enter")
         page.click("#settings")
         page.fill("#system", "Be brief.")
         page.fill("#temperature", "0.5")
@@ -136,10 +215,18 @@ def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_pa
         state = sync_api.expect(page.locator("#state"))
         state.to_have_text("30 + 12 tokens, 41.5 a second")
         assert bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
-        assert (bodies[0]["temperature"], bodies[0]["model"]) == (0.5, "tiny")
+        assert (bodies[0]["temperature"], bodies[0]["model"]) == (0.5, name)
         answer = page.locator(".assistant")
         assert answer.locator("ol li").all_inner_texts() == ["Apples", "pears"]
         assert answer.locator("pre code").inner_text() == 'print("<b>")'
+        colours = [
+            part.evaluate("e => getComputedStyle(e).color")
+            for part in answer.locator("pre code, pre code span").all()
+        ]
+        assert len(set(colours)) == 3  # of the text, of the name that is called, of the string
+        assert name in page.locator(".actions >> nth=1").inner_text()
+        width = page.locator("#model").evaluate("box => box.clientWidth")
+        assert width > 300  # all of the name
         assert answer.locator("td").all_inner_texts() == ["1", "<img src=x onerror=alert(1)>"]
         assert answer.locator("img").count() == 0
         thoughts = answer.locator("details")
@@ -155,7 +242,6 @@ def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_pa
         assert bodies[1]["messages"] == bodies[0]["messages"]
         page.screenshot(path=tmp_path / "desktop.png")
         page.reload()
-        page.click("#list .open >> nth=1")
         assert page.locator(".user").inner_text() == "Which <b>fruit</b>?"
         page.click("text=Edit")
         assert page.input_value("#text") == "Which <b>fruit</b>?"
@@ -165,14 +251,10 @@ def test_answers_are_markdown_thoughts_are_folded_and_talks_are_kept(url, tmp_pa
         page.press("#text", "Enter")
         state.to_have_text("30 + 12 tokens, 41.5 a second")
         page.screenshot(path=tmp_path / "phone.png")
-        assert not problems
-        browser.close()
 
 
 def test_a_dropped_file_is_read_before_it_is_asked_about(url):
-    with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
+    with browsing(["status of 400", "status of 415"]) as page:  # a ZIP is refused
         bodies = []
 
         def chat(route):
@@ -212,4 +294,3 @@ def test_a_dropped_file_is_read_before_it_is_asked_about(url):
         assert bodies[0]["messages"][0]["content"] == "a.pdf:\n\nThe text."
         asked = bodies[1]["messages"]
         assert [m["content"] for m in asked] == ["a.pdf:\n\nThe text.\n\nWhat?"]
-        browser.close()
