@@ -675,8 +675,8 @@ def measured(settings: Settings, worker: Worker) -> Response:
 def front(settings: Settings) -> Route:
     """/: the built-in page; it may run its own script and call this server, nothing else.
 
-    The page is told whether the server wants an API key. If the page is switched off, a line of
-    text for clients that check whether there is a server.
+    The page has the attribute data-key where the server wants an API key. If the page is switched
+    off, the reply is a line of text for clients that check whether there is a server.
     """
     data, policy = _page()
     if settings.access.keys:
