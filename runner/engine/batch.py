@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tamis.engine.checks import shown
+from tamis.engine.checks import check_count, shown
 from tamis.engine.engine import MOST_ADAPTED, Engine
 from tamis.engine.session import Session
 from tamis.graph.context import Graph, Hooks
@@ -226,6 +226,7 @@ class Batch:
 
         See decode_best.
         """
+        check_count("n", n, least=1)
         for session, token in tokens.items():
             wrong = token if isinstance(session, Session) else session
             if wrong is session or not isinstance(token, int | np.integer):

@@ -128,6 +128,16 @@ def _described(hint: Any) -> str:
     return _ONE.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
+def check_count(name: str, value: Any, least: int = 0) -> None:
+    """Raise TypeError or ValueError unless a value is None or a whole number of at least `least`."""
+    if value is None:
+        return
+    if not _fits(value, int):
+        raise TypeError(f"{name} is {shown(value)}, expected a whole number or None")
+    if value < least:
+        raise ValueError(f"{name} is {value}, expected {least} or more; None: as many as there are")
+
+
 def check_ids(ids: Any) -> None:
     """Raise TypeError for a text in place of token ids, or for something else than numbers."""
     is_text = isinstance(ids, str | bytes)

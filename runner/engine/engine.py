@@ -216,6 +216,7 @@ class Engine:
 
         return encode_pair(self.vocab, self.tokenizer, query, document)
 
+    @typed
     def memory_plan(
         self,
         n_ctx: int | None = None,
@@ -235,6 +236,7 @@ class Engine:
         limits = {"kv_ram": kv_ram, "kv_vram": kv_vram}
         return memory_plan.total(self.memory_plans(n_ctx, n_ubatch, type_k, type_v, **limits))
 
+    @typed
     def memory_plans(
         self,
         n_ctx: int | None = None,

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tamis.engine.checks import typed
+from tamis.engine.checks import check_count, typed
 from tamis.graph.topk_logits import Best
 from tamis.sampling.base import LogitsError, Step
 from tamis.sampling.chain import Sampler, SamplerParams, breaker_sequences
@@ -87,8 +87,10 @@ class Generating:
         params None: the defaults of SamplerParams, which sample at temperature 0.8. grammar: a
         tamis.sampling.grammar.Grammar that constrains the answer. The last Piece has the finish
         "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the context is
-        full). Tokens of the answer are in the KV cache as soon as they are yielded.
+        full). Tokens of the answer are in the KV cache as soon as they are yielded. Raises
+        ValueError for max_tokens below 0.
         """
+        check_count("max_tokens", max_tokens)
         sampler = sampler_of(
             params or SamplerParams(), self.tokenizer, [*self.tokens, *ids], grammar
         )

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from tamis.engine import session_file
-from tamis.engine.checks import check_ids, typed
+from tamis.engine.checks import check_count, check_ids, typed
 from tamis.engine.chunks import chunks, exact_rows, of_prompt
 from tamis.engine.errors import ContextError
 from tamis.engine.fingerprint import shape_text
@@ -262,8 +262,9 @@ class Session(Generating):
         """Do what `decode` does, but return only the n best logits if that saves time.
 
         All logits are returned if one is not finite. On a GPU the others are not copied to the
-        host. n None: all.
+        host. n None: all. Raises what `decode` raises, and ValueError or TypeError for another n.
         """
+        check_count("n", n, least=1)
         if n is None or n > min(MOST, self._loaded.hp.n_vocab):
             return self.decode(token_id)
         self._decode(token_id, whole=False)

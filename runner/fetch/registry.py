@@ -191,6 +191,8 @@ def pull(name: str, *, dest: Path | None = None, progress: Progress | None = Non
     the parts fetched so far are kept and the next pull resumes after them. Two pulls of one model
     wait for each other. Raises ModelError.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name is {name!r}, expected a text: one of {', '.join(KNOWN)}")
     folder, say = dest or models_folder(), progress or silent
     if name.startswith("hf:"):
         return _pull_spec(hub.HubSpec.parse(name), folder, say)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tamis.engine.checks import shown, typed
 from tamis.formats.documents import Document
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
@@ -64,6 +65,7 @@ class _Length:
     n_tokens: int
 
 
+@typed
 def summarize(
     engine: "Engine", text: str, settings: Settings | None = None, cache: Cache | None = None
 ) -> Summary:
@@ -71,6 +73,8 @@ def summarize(
 
     Raises ContextError, PromptError, MemoryError, MethodError.
     """
+    if not hasattr(engine, "encode_chat"):
+        raise TypeError(f"engine is {shown(engine)}, expected an Engine: Engine.load(model)")
     settings = settings or Settings()
     return Summarizer(engine, settings, cache).summarize(Document("text", text), silent("text"))
 

@@ -224,6 +224,10 @@ class Tokenizer:
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """Return the bytes of a token; those of a control token only if ``special``."""
+        if not isinstance(token_id, int | np.integer):
+            raise TypeError(
+                f"a token is {token_id!r}, expected a whole number from 0 to {self.n_vocab - 1}"
+            )
         if not 0 <= token_id < self.n_vocab:
             raise TokenizerError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
         text, kind = self._vocab.tokens[token_id], self._types[token_id]

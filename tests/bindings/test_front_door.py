@@ -116,6 +116,13 @@ def test_calls_after_close_are_errors(model):
         (lambda e, s: s.remove(0, "a"), "end is 'a', expected a whole number"),
         (lambda e, s: s.selected("a"), "layer is 'a', expected a whole number"),
         (lambda e, s: s.load(5), "path is 5, expected a path"),
+        (lambda e, s: s.decode_best(5, "x"), "n is 'x', expected a whole number or None"),
+        (lambda e, s: Batch(e).step_best({s: 5}, 1.5), "n is 1.5, expected a whole number or None"),
+        (lambda e, s: e.tokenizer.decode("x"), "a token is 'x', expected a whole number from 0"),
+        (lambda e, s: e.memory_plan("x"), "n_ctx is 'x', expected a whole number or None"),
+        (lambda e, s: tamis.pull(5), "name is 5, expected a text: one of smollm2"),
+        (lambda e, s: tamis.summarize(e, 5), "text is 5, expected a text"),
+        (lambda e, s: tamis.summarize(5, "x"), "engine is 5, expected an Engine: Engine.load"),
         (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
     ],
 )
@@ -141,6 +148,22 @@ def test_wrong_types_are_reported_with_what_to_write(model, call, said):
 def test_wrong_values_of_a_session_are_reported_with_what_is_expected(model, options, said):
     with Engine.load(model, n_threads=1) as engine, pytest.raises(ValueError, match=said):
         engine.session(n_ctx=64, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda s: s.decode_best(5, 0), "n is 0, expected 1 or more; None: as many as there are"),
+        (lambda s: s.generate([5], max_tokens=-5), "max_tokens is -5, expected 0 or more; None"),
+        (lambda s: s.decode(10**9), "token"),
+    ],
+)
+def test_wrong_values_of_calls_leave_the_session_as_it_was(model, call, said):
+    with Engine.load(model, n_threads=1) as engine, engine.session(n_ctx=64) as session:
+        session.prefill([5, 6])
+        with pytest.raises(ValueError, match=said):
+            list(call(session))
+        assert session.tokens == [5, 6]
 
 
 def test_what_was_read_is_exported_as_arrays(model):

@@ -323,6 +323,19 @@ def test_method_and_model_change_and_the_conversation_goes_on(chat, engine, caps
     assert engine.sessions[2].calls[0][0] == engine.encode_chat(chat.messages[:3])
 
 
+def test_another_model_has_its_own_temperature_unless_one_is_set(chat, engine, capsys):
+    engine.path = Path(KNOWN["smollm2"].file)
+    chat.handle("/model smollm2")
+    assert "temperature 0.2; the conversation" in capsys.readouterr().err
+    engine.path = Path("another.gguf")
+    chat.handle("/model other")
+    assert "temperature 0.8; the conversation" in capsys.readouterr().err
+    chat.handle("/set temp 0.5")
+    engine.path = Path(KNOWN["smollm2"].file)
+    chat.handle("/model smollm2")
+    assert "temperature 0.5; the conversation" in capsys.readouterr().err
+
+
 def test_an_answer_is_copied_by_the_terminal(chat, monkeypatch, capsys):
     chat.handle("/copy")
     assert "there is no answer" in capsys.readouterr().err
@@ -545,6 +558,27 @@ def test_an_answer_that_goes_round_in_a_circle_is_noticed():
     assert answer.repetition(pieces(circle), 0.8) == ""
     assert answer.repetition(pieces(range(200)), 0) == ""
     assert answer.repetition(pieces([7] * 20), 0) == ""  # too short to tell
+
+
+def test_a_cycle_is_found_once_it_is_long_and_there_four_times():
+    assert answer.circle([*range(100, 130), *[*range(20)] * 4]) == 20
+    assert answer.circle([*range(100, 130), *[*range(20)] * 3]) == 0
+    assert answer.circle([7] * 64) == 1
+    assert answer.circle([5, *[7] * 63]) == 0, "too short to tell"
+    assert answer.circle([*range(answer.LONGEST + 1)] * 5) == 0, "too long a cycle"
+    assert answer.circle([*[*range(20)] * 4, 99]) == 0, "it was left"
+    assert answer.circle([]) == 0
+
+
+def test_a_cycle_ends_the_answer_and_is_reported(chat, engine, capsys):
+    engine.script[:] = ["x"] * 200
+    chat.handle("hi")
+    assert chat.messages[1]["content"] == "x" * 64
+    assert "[ended: it wrote the same 1 tokens again and again; /retry" in capsys.readouterr().err
+    engine.script[:] = ["x"] * 60
+    chat.handle("hi")
+    assert chat.messages[3]["content"] == "x" * 60
+    assert "ended" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

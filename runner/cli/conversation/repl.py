@@ -19,7 +19,7 @@ from tamis.cli.conversation import lines
 from tamis.cli.options import common, context, did_you_mean, draft, samplers
 from tamis.cli.options.errors import one_line
 from tamis.cli.terminal import audit, note, table
-from tamis.cli.terminal.answer import open_answer, repetition, visible
+from tamis.cli.terminal.answer import LEAST, LONGEST, TIMES, circle, open_answer, repetition, visible
 from tamis.cli.terminal.progress import columns
 from tamis.platform.private_files import write_whole
 
@@ -47,6 +47,8 @@ Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes
 next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
 
 Message = dict[str, str]
+LOOKED_AT = 16  # tokens after which an answer is looked at for a cycle
+REACH = max(LEAST, LONGEST * TIMES)  # tokens that it may span
 TAIL = 32  # tokens of a prompt's end, which show whether a thought is open already
 
 
@@ -224,6 +226,11 @@ class Chat:
             note("[cut short: the context or --max-tokens is used up]")
             if hint := repetition(shown.said, self._params.temp):
                 note(f"[{hint}: /set temp 0.7]")
+        if shown.period:
+            note(
+                f"[ended: it wrote the same {shown.period} tokens again and again; /retry answers "
+                "again]"
+            )
         if self._session.audited:
             audit.write(self._session.audit)
             self._session.audit.reset()
@@ -386,7 +393,9 @@ class Chat:
         self._drafts = own
         self._follow(engine)
         old.close()
-        note(f"{engine.path.name}, context {chosen}; the conversation goes on")
+        self._params = samplers.for_model(self._params, arguments, engine.path)
+        kept = f"temperature {self._params.temp:g}; the conversation goes on"
+        note(f"{engine.path.name}, context {chosen}, {kept}")
 
     def _do_save(self, rest: str) -> None:
         if not rest:
@@ -442,6 +451,8 @@ class Chat:
             return
         new = _parsed(name, value.strip(), known[name])
         self._params = dataclasses.replace(self._params, **{name: new})
+        if name == "temp":
+            self._arguments.temp = new  # set by the user: another model does not change it
         note(f"{name} {_shown(new)} (was {_shown(known[name])})")
 
     def _table(self, known: dict[str, Any]) -> list[str]:
@@ -497,6 +508,7 @@ class Shown:
     def __init__(self, parser: Any, plain: bool, *, thoughts: bool) -> None:
         self._parser, self._plain, self._shows_thoughts = parser, plain, thoughts
         self.said: list[Any] = []
+        self.period = 0  # of the cycle that ended the answer, in tokens
         self.text = self.thoughts = ""
         self.first = time.perf_counter()
 
@@ -515,9 +527,14 @@ class Shown:
             self._end_thoughts()
 
     def _rest(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        """Yield the pieces up to the end, or to a cycle, which models seldom leave."""
         for piece in pieces:
             self.said.append(piece)
             yield piece
+            if len(self.said) % LOOKED_AT == 0:
+                self.period = circle([each.token_id for each in self.said[-REACH:]])
+                if self.period:
+                    return
 
     def _take(self, answer: Any, text: str) -> None:
         if self._parser is not None:

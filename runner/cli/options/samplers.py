@@ -202,11 +202,16 @@ def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
 
 
 def for_model(params: Any, arguments: argparse.Namespace, path: Path) -> Any:
-    """The parameters with the temperature that a known model's makers recommend, if none is set."""
+    """The parameters with the temperature of a model if the user has set none.
+
+    It is the recommendation of a known model's makers, or the default.
+    """
     from tamis.fetch.registry import KNOWN
 
+    if hasattr(arguments, "temp"):
+        return params
     temp = next((model.temp for model in KNOWN.values() if model.file == path.name), None)
-    return params if temp is None or hasattr(arguments, "temp") else replace(params, temp=temp)
+    return replace(params, temp=type(params)().temp if temp is None else temp)
 
 
 def check(arguments: argparse.Namespace) -> None:

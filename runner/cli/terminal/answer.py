@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 SHORTEST = 8  # tokens: shorter circles count as one of these
+LONGEST, TIMES, LEAST = 160, 4, 64  # of a cycle that ends an answer of a chat: see `circle`
 
 
 class AnswerOutput(Protocol):
@@ -64,6 +65,21 @@ def visible(text: str) -> str:
     """The text with control characters, except tab and line break, replaced by their pictures."""
     table = {c: 0x2400 + c for c in range(0x20) if chr(c) not in "\t\n"}
     return text.translate(table | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
+
+
+def circle(tokens: Sequence[int]) -> int:
+    """The period of a cycle at the end of an answer's tokens; 0: it does not go round in a circle.
+
+    The cycle has at most LONGEST tokens and is there at least TIMES times, over at least LEAST
+    tokens. Answers that repeat something on purpose, such as a table's rows, are seldom as regular.
+    """
+    for period in range(1, min(LONGEST, len(tokens) // TIMES) + 1):
+        n = max((TIMES - 1) * period, LEAST - period)
+        if tokens[-1] != tokens[-1 - period] or n + period > len(tokens):
+            continue
+        if tokens[-n:] == tokens[-n - period : -period]:
+            return period
+    return 0
 
 
 def repetition(pieces: Sequence[Any], temp: float) -> str:
