@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tamis.bindings.compat import Llama, LlamaGrammar
     from tamis.engine.engine import Engine
     from tamis.engine.session import Session
+    from tamis.evals.evaluate import evaluate
     from tamis.fetch.registry import pull
     from tamis.sampling.chain import SamplerParams
     from tamis.select.in_numpy import NumpySelector
@@ -29,6 +30,7 @@ __all__ = [
     "Settings",
     "Task",
     "__version__",
+    "evaluate",
     "pull",
     "summarize",
 ]
@@ -42,6 +44,7 @@ _EXPORTS = {
     "Session": "tamis.engine.session",
     "Settings": "tamis.summary.plan",
     "Task": "tamis.summary.prompts",
+    "evaluate": "tamis.evals.evaluate",
     "pull": "tamis.fetch.registry",
     "summarize": "tamis.summary.summarize",
 }

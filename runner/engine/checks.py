@@ -129,7 +129,7 @@ def _described(hint: Any) -> str:
 
 
 def check_count(name: str, value: Any, least: int = 0) -> None:
-    """Raise TypeError or ValueError unless a value is None or a whole number of at least `least`."""
+    """Raise TypeError or ValueError unless a value is None or a whole number >= least."""
     if value is None:
         return
     if not _fits(value, int):

@@ -2,10 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tamis.evals.identity import identity
 from tamis.evals.store import Store, key_of
+from tamis.evals.tasks import TEXT
 from tamis.select.base import DECODE, PREFILL
 from tamis.select.notation import DENSE, parse_method
 from tamis.version import __version__
@@ -14,19 +16,34 @@ if TYPE_CHECKING:
     from tamis.engine.engine import Engine
     from tamis.evals.own_data import DataSet
     from tamis.model.hparams import RopeScaling
+    from tamis.select.base import Selector
 
 GENERATION = 1  # increased when a task's prompts or a score change: older results are then separate
-TEXT = "text"  # the name of the task that predicts a text
+
+
+@dataclass(frozen=True)
+class Given:
+    """A method given as an object, under the label that its results have.
+
+    identity: of its parameters and code, see evals.identity; equal ones are the same method.
+    """
+
+    label: str
+    identity: str
+    method: "Selector" = field(compare=False)
+
+
+Method = str | Given  # a text as in select.notation, or an object
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an evaluation. Methods are written as in select.notation."""
+    """The settings of an evaluation."""
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...]  # tokens of prompt and answer together
     samples: int  # 0: all examples of the data
-    attn: tuple[str, ...] = ()
+    attn: tuple[Method, ...] = ()
     prefill: tuple[str, ...] = (DENSE,)
     seed: int = 0
     fair: bool = False  # the context is read before the question is known
@@ -38,10 +55,10 @@ class Settings:
     rope: "RopeScaling | None" = None  # replaces the model's own
     data: tuple["DataSet", ...] = ()  # replaces the tasks; each set has its samples
 
-    def pairs(self) -> list[tuple[str, str]]:
+    def pairs(self) -> list[tuple[str, Method]]:
         """(prefill, attn) in the order in which they run: dense after dense is always first."""
         prefills = list(dict.fromkeys([DENSE, *self.prefill]))
-        attns = list(dict.fromkeys([DENSE, *self.attn]))
+        attns: list[Method] = list(dict.fromkeys([DENSE, *self.attn]))
         return [
             (prefill, attn)
             for prefill in prefills
@@ -63,7 +80,7 @@ class Cell(NamedTuple):
 
     job: Job
     prefill: str
-    attn: str
+    attn: Method
     key: str
     settings: dict[str, Any]  # what the key is a digest of
 
@@ -101,8 +118,8 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
             "length": job.length,
             "sample": job.sample,
             "seed": settings.seed,
-            "attn": repr(parse_method(attn, DECODE)),
-            "prefill": repr(parse_method(prefill, PREFILL)),
+            "attn": identity_of(attn, DECODE),
+            "prefill": identity_of(prefill, PREFILL),
             "fair": settings.fair and job.task != TEXT,
             "raw": settings.raw,
             "types": [settings.type_k, settings.type_v],
@@ -117,6 +134,11 @@ def cells(settings: Settings, origin: dict[str, Any], job: Job) -> list[Cell]:
         key = key_of(known)
         made.setdefault(key, Cell(job, prefill, attn, key, known))
     return list(made.values())
+
+
+def identity_of(method: Method, role: str) -> str:
+    """The part of a result's key that a method makes up. Raises MethodError."""
+    return method.identity if isinstance(method, Given) else identity(parse_method(method, role))
 
 
 def origin_of(engine: "Engine", text: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Results of different models, modes, KV types or versions are reported separately
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
 from statistics import fmean, median
@@ -12,15 +12,21 @@ from typing import Any
 
 from tamis.evals import plots
 from tamis.evals.document import Block, Gallery, Plot, Table, write_document
+from tamis.evals.means import (
+    Row,
+    grouped,
+    is_rouge,
+    label_of,
+    mean_over_tasks,
+    overall,
+    sample_of,
+)
 from tamis.evals.plan import TEXT
 from tamis.evals.predict import GAIN, LOSS, SHORT
 from tamis.evals.scoring import Interval, paired, wilson
-from tamis.evals.tasks import tasks
-from tamis.evals.tasks.base import RULER
 from tamis.platform.private_files import write_whole
 from tamis.select.notation import DENSE
 
-Row = Mapping[str, Any]
 NOTES = (
     "Scores are means over samples, from 0 to 1; in parentheses 95 % intervals: Wilson's for a "
     "score, a paired bootstrap over samples (within tasks, 2000 draws) for a difference to dense "
@@ -62,7 +68,7 @@ def write_csv(rows: Sequence[Row], folder: str | Path) -> Path:
 def _title(rows: Sequence[Row]) -> str:
     """The title, with the models and methods of the report."""
     models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in rows))
-    labels = [label for label in dict.fromkeys(map(_label, rows)) if label != DENSE]
+    labels = [label for label in dict.fromkeys(map(label_of, rows)) if label != DENSE]
     methods = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
     return f"{models or 'tamis eval'}: {methods or DENSE} beside dense attention"
 
@@ -70,7 +76,7 @@ def _title(rows: Sequence[Row]) -> str:
 def _blocks(rows: Sequence[Row]) -> Iterator[Block]:
     yield f"# {_title(rows)}"
     yield from NOTES
-    groups = _grouped(rows, _mode)
+    groups = grouped(rows, _mode)
     if not groups:
         yield "There are no results yet."
     for i, group in enumerate(groups.values()):
@@ -100,7 +106,7 @@ def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         f"{row['types'][1]}{_rope(row)}, {prompt}, seed {row['seed']}, tamis {row['version']}; "
         f"{len(rows)} results that took {_spent(rows) / 60:.1f} minutes of prefill and decoding."
     )
-    answered = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
+    answered = [row for row in rows if row["task"] != TEXT and not is_rouge(row)]
     for name, table in (
         ("Scores", _scores),
         ("Summaries", _summaries),
@@ -121,54 +127,27 @@ def _group_blocks(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
 
 def _scores(rows: Sequence[Row]) -> Iterator[Block]:
     """A table for each length: methods down, tasks across, their mean, the difference to dense."""
-    rows = [row for row in rows if row["task"] != TEXT and not _is_rouge(row)]
-    for length, at in _grouped(rows, lambda row: row["length"]).items():
-        names = list(_grouped(at, lambda row: row["task"]))
+    rows = [row for row in rows if row["task"] != TEXT and not is_rouge(row)]
+    for length, at in grouped(rows, lambda row: row["length"]).items():
+        names = list(grouped(at, lambda row: row["task"]))
         body = []
-        for label, own in _grouped(at, _label).items():
-            by_task = _grouped(own, lambda row: row["task"])
+        for label, own in grouped(at, label_of).items():
+            by_task = grouped(own, lambda row: row["task"])
             cells = [_mean(by_task.get(name, []), "score") for name in names]
-            mean, difference = _overall(own, at)
-            body.append([f"`{label}`", *cells, mean, difference, str(len(own))])
+            mean, difference = overall(own, at)
+            to_dense = _interval(difference, sign="+") if difference else ""
+            body.append([f"`{label}`", *cells, _interval(mean), to_dense, str(len(own))])
         titles = ["method", *names, "mean (95 %)", "to dense (95 %)", "samples"]
         yield f"Length {length}: mean over the tasks of RULER (over all where there are none)."
         yield Table(titles, body)
 
 
-def _overall(own: Sequence[Row], rows: Sequence[Row]) -> tuple[str, str]:
-    """The mean over tasks, and the paired difference to dense."""
-    mean = _mean_over_tasks(own)
-    dense = {_sample(row): row["score"] for row in rows if row["label"] == DENSE}
-    pairs = [
-        [row["score"] - dense[_sample(row)] for row in items if _sample(row) in dense]
-        for items in _grouped(_counted(own), lambda row: row["task"]).values()
-    ]
-    pairs = [items for items in pairs if items]
-    shown = own[0]["label"] != DENSE and pairs
-    return _interval(mean), _interval(paired(pairs), sign="+") if shown else ""
-
-
-def _mean_over_tasks(own: Sequence[Row]) -> Interval:
-    """Wilson's interval over all samples, centred on the mean of the tasks' means."""
-    counted = _counted(own)
-    by_task = _grouped(counted, lambda row: row["task"]).values()
-    mean = fmean(fmean(row["score"] for row in items) for items in by_task)
-    return wilson(mean, len(counted))
-
-
-def _counted(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows of RULER's tasks; all rows if there are none."""
-    known = tasks()
-    of_ruler = [r for r in rows if r["task"] in known and known[r["task"]].group == RULER]
-    return of_ruler or rows
-
-
 def _summaries(rows: Sequence[Row]) -> Iterator[Block]:
-    rows = [row for row in rows if _is_rouge(row)]
+    rows = [row for row in rows if is_rouge(row)]
     names = ("rouge1", "rouge2", "rougeL")
     body = [
         [str(length), f"`{label}`", *(_mean(own, name) for name in names), str(len(own))]
-        for (length, label), own in _grouped(rows, _length_and_label).items()
+        for (length, label), own in grouped(rows, _length_and_label).items()
     ]
     if body:
         yield Table(["length", "method", "ROUGE-1", "ROUGE-2", "ROUGE-L", "samples"], body)
@@ -177,7 +156,7 @@ def _summaries(rows: Sequence[Row]) -> Iterator[Block]:
 def _prediction(rows: Sequence[Row]) -> Iterator[Block]:
     body = []
     texts = [row for row in rows if row["task"] == TEXT]
-    for (length, label), own in _grouped(texts, _length_and_label).items():
+    for (length, label), own in grouped(texts, _length_and_label).items():
         n, needing = sum(r["n"] for r in own), sum(r["n_needing"] for r in own)
         loss = sum(r["loss"] * r["n"] for r in own) / n
         hard = [r["loss_needing"] * r["n_needing"] for r in own if r["n_needing"]]
@@ -212,7 +191,7 @@ def _kept(rows: Sequence[Row]) -> Iterator[Block]:
             f"`{label}`",
             *(_mean(own, name, 0 if name == "tokens" else 3) for name in names),
         ]
-        for (length, label), own in _grouped(audited, _length_and_label).items()
+        for (length, label), own in grouped(audited, _length_and_label).items()
     ]
     if body:
         yield (
@@ -226,16 +205,16 @@ def _kept(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _speed(rows: Sequence[Row]) -> Iterator[Block]:
     body = []
-    for (length, label), own in _grouped(rows, _length_and_label).items():
+    for (length, label), own in grouped(rows, _length_and_label).items():
         dense = {
-            _sample(row): row["step_ms"]
+            sample_of(row): row["step_ms"]
             for row in rows
             if row["label"] == DENSE and row["length"] == length
         }
         ratios = [
-            dense[_sample(row)] / row["step_ms"]
+            dense[sample_of(row)] / row["step_ms"]
             for row in own
-            if _sample(row) in dense and row["step_ms"]
+            if sample_of(row) in dense and row["step_ms"]
         ]
         body.append(
             [
@@ -259,7 +238,7 @@ def _estimated(rows: Sequence[Row]) -> Iterator[Block]:
     """The retained mass of metered methods, by their own estimates."""
     body = []
     metered = [row for row in rows if "estimate" in row]
-    for (length, label), own in _grouped(metered, _length_and_label).items():
+    for (length, label), own in grouped(metered, _length_and_label).items():
         found = [row["estimate"] for row in own]
         names = ("chosen_mass", "mass", "mass_p5", "escalated", "dense")
         means = [f"{sum(e[name] for e in found) / len(found):.3f}" for name in names]
@@ -277,13 +256,15 @@ def _estimated(rows: Sequence[Row]) -> Iterator[Block]:
 def _every(rows: Sequence[Row]) -> Iterator[Block]:
     body = []
     rows = [row for row in rows if row["task"] != TEXT]
-    dense = {(*_sample(row), row["length"]): row["score"] for row in rows if row["label"] == DENSE}
+    dense = {
+        (*sample_of(row), row["length"]): row["score"] for row in rows if row["label"] == DENSE
+    }
     key = _length_and_label
-    for (task, (length, label)), own in _grouped(rows, lambda r: (r["task"], key(r))).items():
+    for (task, (length, label)), own in grouped(rows, lambda r: (r["task"], key(r))).items():
         pairs = [
-            row["score"] - dense[(*_sample(row), length)]
+            row["score"] - dense[(*sample_of(row), length)]
             for row in own
-            if (*_sample(row), length) in dense
+            if (*sample_of(row), length) in dense
         ]
         difference = _interval(paired([pairs]), sign="+") if pairs and label != DENSE else ""
         score = _interval(wilson(fmean(row["score"] for row in own), len(own)))
@@ -298,18 +279,18 @@ def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
     y = plots.SHARE._replace(title="score")
     lines = {
         label: [
-            plots.Point(length, *_mean_over_tasks(at))
-            for length, at in sorted(_grouped(own, lambda row: row["length"]).items())
+            plots.Point(length, *mean_over_tasks(at))
+            for length, at in sorted(grouped(own, lambda row: row["length"]).items())
         ]
-        for label, own in _grouped(rows, _label).items()
+        for label, own in grouped(rows, label_of).items()
     }
     x = plots.axis_of("context in tokens", lengths, log=True)
     found = [Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))]
     for name, title in (("read", "share of the keys read"), ("step_ms", "ms a step")):
         at_most = [row for row in rows if row["length"] == lengths[-1]]
         points = {
-            label: [plots.Point(fmean(known), *_mean_over_tasks(own))]
-            for label, own in _grouped(at_most, _label).items()
+            label: [plots.Point(fmean(known), *mean_over_tasks(own))]
+            for label, own in grouped(at_most, label_of).items()
             if (known := [row[name] for row in own if name in row])
         }
         if points:
@@ -327,7 +308,7 @@ def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
     length = max(row["length"] for row in audited)
     at_most = [row for row in audited if row["length"] == length]
     found = []
-    for i, (label, own) in enumerate(_grouped(at_most, _label).items()):
+    for i, (label, own) in enumerate(grouped(at_most, label_of).items()):
         layers = zip(*(row["mass_by_layer"] for row in own), strict=True)
         means = [[fmean(heads) for heads in zip(*layer, strict=True)] for layer in layers]
         found.append(Plot(f"{prefix}mass-{i + 1}", plots.heat_map(means, label)))
@@ -339,30 +320,8 @@ def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
 # Small things
 
 
-def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    """Rows by key, in the order in which keys first occur; numbers are sorted."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    if all(isinstance(value, int) for value in found):
-        return dict(sorted(found.items()))
-    return found
-
-
-def _label(row: Row) -> str:
-    return str(row["label"])
-
-
 def _length_and_label(row: Row) -> tuple[int, str]:
     return row["length"], row["label"]
-
-
-def _sample(row: Row) -> tuple[str, int]:
-    return row["task"], row["sample"]
-
-
-def _is_rouge(row: Row) -> bool:
-    return "rougeL" in row
 
 
 def _mean(rows: Sequence[Row], name: str, digits: int = 3) -> str:
@@ -377,6 +336,6 @@ def _interval(found: Interval, sign: str = "") -> str:
 def _spent(rows: Sequence[Row]) -> float:
     """Seconds of prefill, counted once per sample, and of decoding."""
     prefills = {
-        (*_sample(row), row["length"], row["prefill"]): float(row["prefill_s"]) for row in rows
+        (*sample_of(row), row["length"], row["prefill"]): float(row["prefill_s"]) for row in rows
     }
     return sum(prefills.values()) + sum(row["decode_s"] for row in rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tamis.evals import predict
 from tamis.evals.answer import answer, encode, make_prompt
-from tamis.evals.plan import TEXT, Cell, Job, Settings
+from tamis.evals.plan import TEXT, Cell, Given, Job, Method, Settings
 from tamis.evals.store import Store
 from tamis.evals.tasks import tasks
 from tamis.evals.tasks.base import check_room
@@ -110,10 +110,10 @@ class Evaluation:
             base.truncate(subject.n_shared)
             yield self.store.add(cell.key, row)
 
-    def _session(self, n_ctx: int, attn: str, prefill: str) -> "Session":
+    def _session(self, n_ctx: int, attn: Method, prefill: str) -> "Session":
         return self.engine.session(
             n_ctx=n_ctx,
-            attn=attn,
+            attn=attn.method if isinstance(attn, Given) else attn,
             prefill=prefill,
             audit=0 if attn == DENSE else self.settings.audit,
             type_k=self.settings.type_k,
@@ -124,4 +124,5 @@ class Evaluation:
 
 def label(cell: Cell) -> str:
     """The methods of a result, in the user's spelling."""
-    return cell.attn if cell.prefill == DENSE else f"{cell.attn} after {cell.prefill}"
+    attn = cell.attn.label if isinstance(cell.attn, Given) else cell.attn
+    return attn if cell.prefill == DENSE else f"{attn} after {cell.prefill}"

@@ -34,6 +34,10 @@ class NumpySelector:
             raise TypeError(f"scores is {scores!r}, expected a function of q and k: see the class")
         self.scores = scores
 
+    def __repr__(self) -> str:
+        name = getattr(self.scores, "__qualname__", type(self.scores).__qualname__)
+        return f"NumpySelector({name})"
+
     def open(self, shape: SelectorShape) -> SelectorState:
         """The state of one sequence."""
         return _State(self.scores, shape)

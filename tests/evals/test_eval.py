@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
 
+import tamis
+from tamis import NumpySelector
 from tamis.cli import main
 from tamis.cli.commands.eval import _Clock
 from tamis.engine.engine import Engine
 from tamis.engine.session import Session
 from tamis.evals import predict
+from tamis.evals.identity import identity
 from tamis.evals.plan import Settings, cells, jobs, missing, origin_of
 from tamis.evals.run import Evaluation
 from tamis.evals.store import Store, read_results
 from tamis.model.hparams import RopeScaling
+from tamis.select.notation import parse_method
 
 TEXT = "the cat and the other thing in the water. " * 60
 SOME = Settings(
@@ -237,7 +241,7 @@ def test_the_text_of_every_machine_is_long():
     ("line", "complaint"),
     [
         ("", "give -o DIR"),
-        ("-o x --task niah", "no task 'niah'; --task takes"),
+        ("-o x --task niah", "no task 'niah', expected some of ruler"),
         ("-o x --attn nonsense", "'nonsense' is not known"),
         ("-o x --prefill topk", "no method of --prefill"),
         ("-o x -l 0", "at least 1"),
@@ -306,3 +310,88 @@ def test_a_model_finds_a_needle_by_the_command_line(model_path, tmp_path, capsys
     assert main([*line[:5], "--report"]) == 0
     assert capsys.readouterr().out.split() == [f"{out}/report.md", f"{out}/report.html"]
     assert "niah_single_2" in (out / "report.html").read_text()
+
+
+def newest(q: np.ndarray, k: np.ndarray) -> Any:
+    """A method of one function: the last 32 positions."""
+    return np.arange(max(0, len(k) - 32), len(k))
+
+
+def test_evaluate_measures_methods_given_as_objects_beside_dense(engine, tmp_path):
+    methods = {"mine": NumpySelector(newest), "window": "window:sink=0,recent=32"}
+    options = {"samples": 1, "lengths": (512,), "raw": True, "n_predict": 16, "audit": 1}
+    seen: list[str] = []
+    found = tamis.evaluate(
+        engine,
+        methods,
+        ("niah_single_1", "text"),
+        out=tmp_path / "out",
+        progress=lambda row: seen.append(row["label"]),
+        text=TEXT,
+        **options,
+    )
+    assert seen == ["dense", "mine", "window"] * 2
+    mine, window, dense = (found.of(name) for name in ("mine", "window", "dense"))
+    assert (mine.n, mine.length) == (2, 512)
+    # The function reads about what the window does, which begins at a block.
+    assert mine.kl == pytest.approx(window.kl, rel=0.2)
+    assert mine.kl > dense.kl == 0
+    assert mine.perplexity is not None
+    assert mine.mass == pytest.approx(window.mass, abs=0.1)
+    assert 0.05 < mine.read <= window.read < 0.15
+    assert dense.to_dense is None
+    assert mine.to_dense is not None
+    assert "mine at 512 (2 samples): score" in str(found)
+    assert [path.name for path in found.write_report(tmp_path / "page")][1] == "report.html"
+    with pytest.raises(KeyError, match="'hip' at any length is not there: there are dense at 512"):
+        found.of("hip")
+    seen.clear()
+    again = tamis.evaluate(
+        engine,
+        methods,
+        ("niah_single_1", "text"),
+        out=tmp_path / "out",
+        progress=lambda row: seen.append(row["label"]),
+        text=TEXT,
+        **options,
+    )
+    assert seen == []
+    assert again == found
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda e: tamis.evaluate(5, "hip"), TypeError, "engine is 5, expected an Engine"),
+        (lambda e: tamis.evaluate(e, "hop"), ValueError, "attention method 'hop' is not known"),
+        (lambda e: tamis.evaluate(e, 5), ValueError, "5 is no method of attn"),
+        (lambda e: tamis.evaluate(e, "hip", "x"), ValueError, "there is no task 'x', expected"),
+        (lambda e: tamis.evaluate(e, "hip", lenghts=(8,)), TypeError, "lenghts is no option of"),
+        (lambda e: tamis.evaluate(e, {"dense": "hip"}), ValueError, "'dense' is the label of"),
+    ],
+)
+def test_evaluate_reports_wrong_arguments(engine, call, error, said):
+    with pytest.raises(error, match=said):
+        call(engine)
+
+
+def test_a_method_of_changed_code_is_another_one(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("def newest(q, k):\n    return [len(k) - 1]\n")
+    first = identity(parse_method(f"{own}:newest"))
+    assert first == identity(parse_method(f"{own}:newest"))
+    assert first.startswith("NumpySelector(newest) ")
+    own.write_text("def newest(q, k):\n    return [0]\n")
+    assert identity(parse_method(f"{own}:newest")) != first
+    assert identity(parse_method("topk:k=32")) == repr(parse_method("topk:k=32"))
+
+
+def test_functions_without_a_file_are_told_apart_by_their_code():
+    def made(text: str) -> NumpySelector:
+        names: dict[str, Any] = {"__name__": "nowhere"}
+        exec(text, names)
+        return NumpySelector(names["f"])
+
+    first = made("def f(q, k): return [0]")
+    assert identity(first) == identity(made("def f(q, k): return [0]"))
+    assert identity(first) != identity(made("def f(q, k): return [1]"))

@@ -179,26 +179,18 @@ def _settings(arguments: argparse.Namespace) -> Any:
         rope=common.rope_scaling(arguments),
     )
     for prefill, attn in settings.pairs():
-        common.check_methods(attn, prefill)
+        common.check_methods(str(attn), prefill)
     return settings
 
 
 def _chosen(words: Sequence[str]) -> tuple[str, ...]:
     """The names of tasks in a list of names and groups, each once. Raises UsageError."""
-    from tamis.evals.plan import TEXT
-    from tamis.evals.tasks import tasks
+    from tamis.evals.tasks import chosen
 
-    groups: dict[str, list[str]] = {}
-    for name, task in tasks().items():
-        groups.setdefault(task.group, []).append(name)
-    groups |= {TEXT: [TEXT], "all": [*tasks(), TEXT]}
-    found: dict[str, None] = {}
-    for word in ",".join(words).split(","):
-        if word not in groups and word not in tasks():
-            known = ", ".join(dict.fromkeys([*groups, *tasks()]))
-            raise UsageError(f"there is no task {word!r}; --task takes {known}")
-        found |= dict.fromkeys(groups.get(word, [word]))
-    return tuple(found)
+    try:
+        return chosen(words)
+    except ValueError as error:
+        raise UsageError(f"--task: {error}") from error
 
 
 def _evaluate(arguments: argparse.Namespace, settings: Any) -> None:

@@ -19,7 +19,15 @@ from tamis.cli.conversation import lines
 from tamis.cli.options import common, context, did_you_mean, draft, samplers
 from tamis.cli.options.errors import one_line
 from tamis.cli.terminal import audit, note, table
-from tamis.cli.terminal.answer import LEAST, LONGEST, TIMES, circle, open_answer, repetition, visible
+from tamis.cli.terminal.answer import (
+    LEAST,
+    LONGEST,
+    TIMES,
+    circle,
+    open_answer,
+    repetition,
+    visible,
+)
 from tamis.cli.terminal.progress import columns
 from tamis.platform.private_files import write_whole
 
