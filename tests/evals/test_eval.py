@@ -363,7 +363,7 @@ def test_evaluate_measures_methods_given_as_objects_beside_dense(engine, tmp_pat
     ("call", "error", "said"),
     [
         (lambda e: tamis.evaluate(5, "hip"), TypeError, "engine is 5, expected an Engine"),
-        (lambda e: tamis.evaluate(e, "hop"), ValueError, "attention method 'hop' is not known"),
+        (lambda e: tamis.evaluate(e, "hup"), ValueError, "attention method 'hup' is not known"),
         (lambda e: tamis.evaluate(e, 5), ValueError, "5 is no method of attn"),
         (lambda e: tamis.evaluate(e, "hip", "x"), ValueError, "there is no task 'x', expected"),
         (lambda e: tamis.evaluate(e, "hip", lenghts=(8,)), TypeError, "lenghts is no option of"),
@@ -386,7 +386,7 @@ def test_a_method_of_changed_code_is_another_one(tmp_path):
     assert identity(parse_method("topk:k=32")) == repr(parse_method("topk:k=32"))
 
 
-def test_functions_without_a_file_are_told_apart_by_their_code():
+def test_functions_without_a_file_differ_by_their_code():
     def made(text: str) -> NumpySelector:
         names: dict[str, Any] = {"__name__": "nowhere"}
         exec(text, names)
