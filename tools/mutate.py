@@ -162,10 +162,12 @@ class Run:
             self._job("plant", files=files, faults=entries)
 
 
-def chosen(tree: Path, names: Sequence[str], count: int, seed: int) -> dict[str, list[Fault]]:
+def chosen(
+    tree: Path, names: Sequence[str], count: int, seed: int, inside: Sequence[str] = ()
+) -> dict[str, list[Fault]]:
     """Choose `count` faults of each folder or file named, by the seed.
 
-    Moved lines do not change it.
+    Moved lines do not change it. With `inside`, only faults in functions of these names.
     """
     found: dict[str, list[Fault]] = {}
     for name in names:
@@ -173,6 +175,8 @@ def chosen(tree: Path, names: Sequence[str], count: int, seed: int) -> dict[str,
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:
             all_of += faults_of(file.relative_to(tree).as_posix(), file.read_text())
+        if inside:
+            all_of = [f for f in all_of if not {*inside}.isdisjoint(f.where.split("."))]
         all_of.sort(key=lambda fault: hashlib.sha256(f"{seed} {fault.key}".encode()).digest())
         texts = {file.relative_to(tree).as_posix(): file.read_text() for file in files}
         found[name] = []
@@ -285,6 +289,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=SOURCES, help="folders and files of sources")
     parser.add_argument("--count", type=int, default=50, help="faults of each of them")
     parser.add_argument("--seed", type=int, default=0, help="chooses the faults")
+    parser.add_argument("--inside", nargs="+", default=[], help="only functions of these names")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="files and folders of tests")
     parser.add_argument("--slow", action="store_true", help="slow tests, too")
     parser.add_argument("--seconds", type=float, default=20, help="of tests for a fault")
@@ -297,7 +302,8 @@ def main() -> None:
     if given.fresh:
         shutil.rmtree(given.state, ignore_errors=True)
     run = Run(given.state, given.tests, given.slow)
-    found = chosen(run.tree, [name.rstrip("/") for name in given.files], given.count, given.seed)
+    files = [name.rstrip("/") for name in given.files]
+    found = chosen(run.tree, files, given.count, given.seed, given.inside)
     before = run.results()
     done = {k for k, v in before.items() if not given.again or v["status"] in (KILLED, LATE)}
     run.plant(

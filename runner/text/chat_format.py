@@ -473,6 +473,18 @@ def _json_object(body: str, at: int) -> tuple[int, int, dict[str, tuple[str, ...
     return None
 
 
+def _object_around(text: str, at: int) -> int:
+    """Where the outermost JSON object begins that reaches over a position; 0 if none does."""
+    for match in re.finditer(r"\{", text[:at]):
+        try:
+            _, stop = json.JSONDecoder().raw_decode(text, match.start())
+        except ValueError:
+            continue
+        if stop > at:
+            return match.start()
+    return 0
+
+
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, dict) and value != _ARGUMENTS:
         for key, item in value.items():
@@ -487,7 +499,7 @@ def _marked(style: str, body: str, start: int, stop: int, **fields: Any) -> Tool
     second = rest.find(_NAMES[1])
     between = rest[:second] if second >= 0 else ""
     if style == "json" and second >= 0:
-        between = rest[: max(rest.rfind("{", 0, second), 0)]
+        between = rest[: _object_around(rest, second)]
     last = body[body.rfind("}" if style in ("json", "tag", "gemma") else ")") + 1 :]
     if style == "tagged":
         last = body[body.rfind("4711") + 4 :]
