@@ -219,8 +219,9 @@ def test_calls_of_nested_objects_are_read_one_after_another():
         ChatTemplate(chat(body)), tools=[{"name": "f"}, {"name": "g"}], new_id=lambda: "id"
     )
     deltas = [*parser.push(f"<call>{one}\n{two}</call>"), *parser.finish()]
-    found = message_of(deltas)["tool_calls"]
-    assert [call["function"]["name"] for call in found] == ["f", "g"]
+    found = message_of(deltas)
+    assert [call["function"]["name"] for call in found["tool_calls"]] == ["f", "g"]
+    assert found["content"] is None
 
 
 @pytest.mark.parametrize(
