@@ -157,7 +157,8 @@ class CallReader:
         names = [fields[k] for k in ("name",) if k in fields] + [*_NAMES]
         keyed = names[0] == ("*",)
         arguments = [fields[k] for k in ("arguments",) if k in fields] + [*_ARGUMENTS]
-        wanted = {*names, *arguments, fields.get("id", ("id",))}
+        id_path = fields.get("id", ())
+        wanted = {*names, *arguments, id_path}
         reader = ObjectReader(
             (lambda path: len(path) == 1)
             if keyed
@@ -181,8 +182,7 @@ class CallReader:
         given = next((values[path] for path in arguments if path in values), None)
         if given is None and self._has_other_keys(reader):
             return None
-        path = fields.get("id", ())
-        id = values.get(path, "") if path else ""
+        id = values.get(id_path, "")
         return self._call(name, given, (_text(id) or id).strip('"') if id != "null" else "")
 
     def _has_other_keys(self, reader: ObjectReader) -> bool:

@@ -142,15 +142,22 @@ class Tape:
     def upto(self, marks: Sequence[str], use: Callable[[str], Any], most: int = 0) -> Steps[str]:
         """Pass all text before the first of ``marks`` to ``use``; take and return the mark.
 
-        "" at the end of the text, and, if ``most`` is given, after at least so many characters
-        without a mark.
+        "" at the end of the text, and, if ``most`` is given, after so many characters without a
+        mark.
         """
         pattern, longest, beginnings, longer = _compiled(tuple(marks))
         n = 0
         while True:
+            limit = self._at + most - n if most else len(self._text)
             found = pattern.search(self._text, self._at) if pattern else None
-            if found and (
-                self.last or found[0] not in longer or found.start() + longest <= len(self._text)
+            if (
+                found
+                and not (most and found.start() >= limit)
+                and (
+                    self.last
+                    or found[0] not in longer
+                    or found.start() + longest <= len(self._text)
+                )
             ):
                 use(self.take(found.start() - self._at))
                 return self.take(len(found[0]))
@@ -159,6 +166,7 @@ class Tape:
                 end = found.start()
             elif not self.last:
                 end -= self._n_begun(longest, beginnings)
+            end = min(end, limit)
             n += end - self._at
             use(self.take(end - self._at))
             if (self.last and self._at == len(self._text)) or 0 < most <= n:
