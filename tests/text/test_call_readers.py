@@ -160,6 +160,7 @@ KINDS = ToolFormat(
         ('<p n="a" string="false">1</p>', {"a": 1}),
         ('<p n="a" string="false">[1, null]</p>', {"a": [1, None]}),
         ('<p n="a" string="">1</p>', {"a": 1}),
+        ('<p n="a" string="false">True</p>', {"a": "True"}),
         ('<p n="a" string="true"><![CDATA[<b> </p> ]]></p>', {"a": "<b> </p> "}),
         ('<p n="a" string="true"> <![CDATA[x]]></p>', {"a": " <![CDATA[x]]>"}),
         ('<p n="a" string="' + "k" * 255 + '">1</p>', {"a": 1}),
