@@ -210,6 +210,24 @@ def test_tags_with_attributes(text, found, step):
     assert read(XTML, whole, step) == expected
 
 
+GEMMA = ToolFormat("gemma", ("<call>",), ("</call>",), ("<call>",))
+
+
+@pytest.mark.parametrize("step", [1, None])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("stop{a:1}", {"a": 1}), ("stop{}", {}),
+        ("stop{a:<|\"|></call>}<|\"|>}", {"a": "</call>}"}),
+        ("{a:1}", None), ("stop", None), ("stop a:1}", None), (".{a:1}", None), ("stop{a:1", None),
+    ],
+)  # fmt: skip
+def test_a_name_and_an_object_without_quotes(text, found, step):
+    whole = f"<call>{text}</call>"
+    expected = (whole, []) if found is None else ("", [("new", "stop", found)])
+    assert read(GEMMA, whole, step) == expected
+
+
 PYTHON = ToolFormat("python", ("<calls>",), ("</calls>",), ("<calls>",))
 
 
