@@ -540,7 +540,7 @@ def test_objects_without_quotes(text, value):
     assert syntax.gemma_arguments(text, "<q>") == value
 
 
-def test_json_is_read_from_where_it_is_told_to_and_no_further():
+def test_json_is_read_from_a_position_and_no_further():
     reader = json_stream.ObjectReader(lambda path: path == ("a", "b"), whole=False)
     assert reader.feed('xx{"a": {"b": "c"}}yy', 2) == 19
     assert reader.values == {("a", "b"): '"c"'}

@@ -142,7 +142,7 @@ FORMS = {
             argument=Argument("<parameter=", (">",), "</parameter>", "\n", "\n"),
         ),
     ),
-    "keys and values between marks": (
+    "each key and each value between marks": (
         calls(
             "\n<tool_call>{{ f.name }}\n" + EACH + "<arg_key>{{ k }}</arg_key>\n<arg_value>"
             + VALUE + "</arg_value>\n{% endfor %}</tool_call>"

@@ -422,9 +422,7 @@ def made(n=1, timings=False):
 
 
 def piece(text, finish=None, counts=None):
-    given = dict.fromkeys(Piece._fields)
-    given |= {"text": text, "finish": finish, "counts": counts or Counts()}
-    return Piece(**given)
+    return Piece(text, [], finish, counts=counts or Counts())
 
 
 def events_of(items):
@@ -569,3 +567,99 @@ def test_a_router_is_ready_where_it_would_take_a_request():
         with pytest.raises(ApiError, match=words) as refused:
             asyncio.run(ways.ready(None))
         assert refused.value.status == 503
+
+
+# --- jobs of a process that ends ------------------------------------------------------------------
+
+
+class Noted:
+    """A job that notes its events."""
+
+    def __init__(self, owner="a"):
+        self.events, self.owner, self.cancelled, self.n_answer, self.n_cached = [], owner, 0, 0, 0
+
+    def emit(self, event):
+        self.events.append(event)
+
+
+def supervising(*entries, **more):
+    made = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    made._changed, made._own, made._stopping = threading.Condition(), jobs.Counts(), False
+    made._entries = {entry.number: entry for entry in entries}
+    made._numbers = {entry.job: entry.number for entry in entries}
+    made._writer, made.lines, made.loaded = None, [], SimpleNamespace(n_slot=1)
+    made._log, made.slots = made.lines.append, []
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_only_what_had_begun_counts_the_end_of_a_process():
+    begun, waiting = (supervisor._Entry(Noted(), i, i) for i in range(2))
+    begun.started = True
+    made = supervising(begun, waiting)
+    made._recover("x")
+    assert [type(event) for event in begun.job.events] == [Again]
+    assert (begun.started, begun.runs, waiting.runs, waiting.job.events) == (False, 1, 0, [])
+    made._recover("x")
+    assert len(begun.job.events) == begun.runs == 1, "it had not begun anew"
+    begun.started = waiting.started = True
+    made._recover("was killed")
+    assert begun.job.events[1].code == "process_ended"
+    assert [type(event) for event in waiting.job.events] == [Again]
+    assert list(made._entries) == [1]
+    assert made._own.failed == 1
+    assert made.lines[-1] == "the model's process was killed; it is started again"
+    stopping = supervising(begun, _stopping=True)
+    stopping._recover("x")
+    assert stopping.lines == []
+
+
+def test_jobs_have_room_in_slots_and_the_queue_and_owners_their_share():
+    waiting = [supervisor._Entry(Noted("a"), i, i) for i in range(2)]
+    running = supervisor._Entry(Noted("a"), 9, 9, started=True)
+    made = supervising(running, *waiting, n_queue=4, _n_owner=2)
+    for owner, n, fits in (("b", 2, True), ("b", 3, False), ("a", 1, False)):
+        asked = [Noted(owner)] * n
+        if fits:
+            made._check_room(asked)
+            continue
+        with pytest.raises(ApiError) as refused:
+            made._check_room(asked)
+        assert refused.value.status == 429
+    assert made._own.refused == 4
+    made.loaded = SimpleNamespace(n_slot=3)  # two are free: the queue is longer by them
+    made._check_room([Noted("b")] * 4)
+    made._check_room([Noted("a")] * 2)
+    made.loaded = None
+    with pytest.raises(ApiError):
+        made._check_room([Noted("b")] * 2)
+
+
+def test_events_are_those_of_their_jobs_and_the_last_ends_one():
+    one, two = (supervisor._Entry(Noted(), i, i) for i in range(2))
+    made = supervising(one, two)
+    sent = [(0, 0, Started(5, slot=0)), (1, 2, piece("a")), (0, 3, piece("b", "stop")),
+            (7, 0, piece("nobody's"))]  # fmt: skip
+    records = [[i, n, *jobs.event_to_record(event)] for i, n, event in sent]
+    told = jobs.Counts(failed=2).told()
+    data = [records, told, [[True, 3, 1, 2, 4]]]
+    made._deal(Kind.EVENTS, json.dumps(data).encode())
+    assert [type(event) for event in one.job.events] == [Started, Piece]
+    assert [type(event) for event in two.job.events] == [Piece]
+    assert (one.started, one.job.n_cached, one.job.n_answer) == (True, 5, 3)
+    assert (two.started, two.job.n_answer) == (False, 2)
+    assert list(made._entries) == [1]
+    assert made.slots == [jobs.SlotState(True, 3, 1, 2, 4)]
+    assert made._now.failed == 2
+    assert supervisor._is_last(errors.stopping())
+    assert not supervisor._is_last(Started(0))
+    assert not supervisor._is_last(piece("a"))
+    assert supervisor._is_last(piece("a", "stop"))
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no text
+        made._deal(Kind.LOADED, b"null")
+    failed = supervising(one, two)
+    failed._fail(RuntimeError("gone"))
+    assert [each.job.events[-1].code for each in (one, two)] == ["not_loaded"] * 2
+    assert failed._entries == {}
+    assert failed.lines == ["the model cannot be loaded again: gone"]
