@@ -63,13 +63,14 @@ def file_of(nodeid: str) -> str:
 class _Seen:
     """The lines of one code object that ran."""
 
-    def __init__(self, code: CodeType, lines: set[int]) -> None:
-        self.code, self._lines, self._left = code, lines, REPEATS
+    def __init__(self, code: CodeType, lines: set[int], told: Callable[[int], None]) -> None:
+        self.code, self._lines, self._left, self._told = code, lines, REPEATS, told
         self.line: Any = self._line
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_lineno not in self._lines:
             self._lines.add(frame.f_lineno)
+            self._told(frame.f_lineno)
             self._left = REPEATS
         self._left -= 1
         return self.line if self._left > 0 else None
@@ -86,6 +87,21 @@ class Tracer:
         self._view = view
         self._sources: dict[str, str] = {}
         self._seen: dict[int, _Seen] = {}  # by the id of a code object, which each keeps
+        self._forked = False
+
+    def follow(self, path: Path) -> None:
+        """Write lines that forks of this process run to a file, as started programs do."""
+        self._path = path
+        os.register_at_fork(after_in_child=self._begin_fork)
+
+    def _begin_fork(self) -> None:
+        self.clear()
+        self._forked = True
+
+    def _tell(self, source: str, line: int) -> None:
+        if self._forked:  # which may close all descriptors, and may be refused to write
+            with contextlib.suppress(OSError), self._path.open("a") as file:
+                file.write(f"{source}:{line}\n")
 
     def clear(self) -> None:
         """Begin with no lines."""
@@ -101,7 +117,8 @@ class Tracer:
                 source = self._sources[name] = source_of(name, self._view)
             if not source:
                 return None
-            seen = self._seen[id(code)] = _Seen(code, self.lines[source])
+            told = functools.partial(self._tell, source)
+            seen = self._seen[id(code)] = _Seen(code, self.lines[source], told)
         return seen.line(frame, event, arg)
 
 
@@ -115,8 +132,9 @@ class Record:
         self._before: Lines = {}
         self._setup, self._failed = 0.0, set[str]()
 
-    def start(self) -> None:
-        """Trace this thread and those that it starts."""
+    def start(self, child_lines: Path) -> None:
+        """Trace this thread and those that it starts; the lines of forks go to a file."""
+        self._tracer.follow(child_lines)
         threading.settrace(self._tracer)
         sys.settrace(self._tracer)
 
@@ -211,7 +229,7 @@ class Planting:
             def work(items: list[pytest.Item] = items, path: Path = path) -> None:
                 record = Record(self._job["view"])
                 session.config.pluginmanager.register(record)
-                record.start()
+                record.start(self._state / "lines")
                 run(items)
                 sys.settrace(None)
                 record.write(path, self._state / "lines")

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import json
 import math
 import os
@@ -502,7 +503,7 @@ def test_a_fork_leaves_what_is_others(monkeypatch):
         seen["child"] = signal.getsignal(signal.SIGCHLD)
         os.write(3, json.dumps(seen | {"signal": signal.set_wakeup_fd(-1)}).encode())
         closed = 0
-        for number in (write, read):
+        for number in (write, read, 4):
             try:
                 os.fstat(number)
             except OSError:
@@ -520,7 +521,9 @@ def test_a_fork_leaves_what_is_others(monkeypatch):
             os.set_blocking(write, False)
             signal.set_wakeup_fd(write)  # as the process that forks has it
             signal.signal(signal.SIGCHLD, lambda *_: None)
-            helper._Nursery._become(made, theirs)
+            channel = socket.socket(fileno=fcntl.fcntl(theirs.detach(), fcntl.F_DUPFD, 20))
+            os.dup2(write, 4)  # the first one after its own
+            helper._Nursery._become(made, channel)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -532,7 +535,7 @@ def test_a_fork_leaves_what_is_others(monkeypatch):
     assert json.loads(head) == {
         "dropped": True, "limits": "mine", "signal": -1, "child": signal.SIG_DFL,
     }  # fmt: skip
-    assert closed == b"2"
+    assert closed == b"3"
     for number in (read, write):
         os.close(number)
     ours.close()
