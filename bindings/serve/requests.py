@@ -45,6 +45,8 @@ HARMLESS = {
     "prediction", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "service_tier", "speculative", "sse_ping_interval", "store", "user",
 }  # fmt: skip
+# The last one adds characters to OpenAI's streams, which hide the lengths of tokens.
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 MOST_NORM = 1 << 10  # the largest p of a p-norm; it equals the largest element long before that
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -209,7 +211,9 @@ class Reader:
 
     def noted(self, task: Task, body: Body) -> Task:
         """A task with the names of the fields that had no effect on it."""
-        return task._replace(ignored=unheeded(body))
+        options = parts_of("stream_options", body.record("stream_options") or {}, STREAM_OPTIONS)
+        parts = tuple(name for name, value in options.items() if value is not None)
+        return task._replace(ignored=(*unheeded(body), *parts))
 
     def inputs(self, body: Body) -> Inputs:
         """The texts of an embeddings request ("input" or "content") as tokens.
@@ -309,6 +313,7 @@ class Reader:
             seed=secrets.randbelow(1 << 32) if seed in (None, -1) else seed,
             stream=body.flag("stream"),
             include_usage=options.get("include_usage") is True,
+            running_usage=all(options.get(name) is True for name in STREAM_OPTIONS[:2]),
             progress=body.flag("return_progress"),
             wanted=None,
             prompt_tokens=sum(map(len, prompts)),

@@ -32,6 +32,7 @@ class Task(NamedTuple):
     prompt_tokens: int
     salt: str = ""
     masked: bool = False  # whether its helper process sends masks for the choices
+    running_usage: bool = False  # whether every part of a stream has the usage so far
     timings: bool = False  # whether every part of a stream has them
     slot: int | None = None  # the slot to run in
     cached: bool = True  # whether tokens that a slot holds may be reused

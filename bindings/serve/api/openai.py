@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tamis.bindings.drop_in import chat, completion
-from tamis.bindings.drop_in.completion import Chunk, Piece
+from tamis.bindings.drop_in.completion import Chunk, Counts, Piece
 from tamis.bindings.serve.jobs import Progress
 from tamis.bindings.serve.replies import About, Reply, timings
 from tamis.bindings.serve.tasks import Task
@@ -33,7 +33,7 @@ class _Completions(Reply):
             choice["index"] = i
         chunk["system_fingerprint"] = self.about.fingerprint
         if self.task.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._usage(self.counts[i]) if self.task.running_usage else None
         if self.task.timings and timed:
             chunk["timings"] = timings(self.counts[i])
         return chunk
@@ -52,13 +52,16 @@ class _Completions(Reply):
 
     def usage(self) -> dict[str, Any]:
         """The tokens of all choices; a prompt counts once."""
-        total, n_prompt = self.total, self.task.prompt_tokens
+        return self._usage(self.total)
+
+    def _usage(self, counts: Counts) -> dict[str, Any]:
+        n_prompt = self.task.prompt_tokens
         return {
             "prompt_tokens": n_prompt,
-            "completion_tokens": total.n_answer,
-            "total_tokens": n_prompt + total.n_answer,
-            "prompt_tokens_details": {"cached_tokens": total.n_cached},
-            **total.attention(),
+            "completion_tokens": counts.n_answer,
+            "total_tokens": n_prompt + counts.n_answer,
+            "prompt_tokens_details": {"cached_tokens": counts.n_cached},
+            **counts.attention(),
         }
 
     def _whole(self, choices: list[dict[str, Any]]) -> Chunk:

@@ -187,3 +187,118 @@ def test_a_bias_by_text_keys_in_a_llama(path):
         (token,) = llm.tokenize(b"x", add_bos=False)
         found = llm("the", max_tokens=1, temperature=0, logit_bias={str(token): 100.0})
     assert found["choices"][0]["text"] == "x"
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_usage_comes_with_every_part_if_it_is_asked_for(client, route):
+    """vllm-project/vllm#5708, #7262: with every part if asked, otherwise at the end only."""
+    asked = (HELLO if route == CHAT else {"prompt": "the hand"}) | NO_END | {"max_tokens": 4}
+    plain = events(client, route, asked | {"stream_options": {"include_usage": True}})
+    assert [event["usage"] for event in plain[:-1]] == [None] * (len(plain) - 1)
+    every = {"include_usage": True, "continuous_usage_stats": True}
+    found = [event["usage"] for event in events(client, route, asked | {"stream_options": every})]
+    assert found[-1]["completion_tokens"] == plain[-1]["usage"]["completion_tokens"] == 4
+    counts = [usage["completion_tokens"] for usage in found]
+    assert counts == sorted(counts)
+    assert counts[0] < 4 == counts[-1]
+    assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in found)
+    without = {"continuous_usage_stats": True}  # vLLM needs both
+    assert not any("usage" in e for e in events(client, route, asked | {"stream_options": without}))
+
+
+def test_options_of_a_stream_without_effect_are_named(client):
+    """They were dropped in silence."""
+    options = {"include_usage": True, "include_obfuscation": False, "usage_every": 3}
+    asked = HELLO | {"max_tokens": 2, "stream": True, "stream_options": options}
+    assert client.post(CHAT, json=asked).headers["x-tamis-ignored"] == "stream_options.usage_every"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {}},
+        {
+            "properties": {
+                "a": {"anyOf": [{"type": "string", "maxLength": 524288}, {"type": "null"}]}
+            }
+        },
+        {"properties": {"a": {"enum": [1, 2], "type": "number"}}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"type": ["string", "null"]}}},
+        {"properties": {"a": {"items": {"type": "string"}, "maxItems": 0}}},
+    ],
+)
+def test_tools_with_unusual_schemas_can_be_called(client, schema):
+    """ggml-org/llama.cpp#25923, #25746, ollama/ollama#10164, lmstudio-bug-tracker#909.
+
+    No properties, a maxLength of half a million, numbers in an enum, a list of types, an empty
+    list: one of them made every call fail.
+    """
+    tools = [{"type": "function", "function": {"name": "a", "parameters": schema}}]
+    asked = HELLO | {"tools": tools, "max_tokens": 3, "temperature": 0}
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "a"}}):
+        response = client.post(CHAT, json=asked | {"tool_choice": choice})
+        assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, None])
+def test_responses_take_tools_without_parameters(client, parameters):
+    """lmstudio-ai/lmstudio-bug-tracker#2254: `"parameters": {}`, which VS Code sends, was a 400."""
+    tool = {"type": "function", "name": "look", "parameters": parameters}
+    asked = {"input": "the", "tools": [tool], "max_output_tokens": 2}
+    assert client.post("/v1/responses", json=asked).status_code == 200
+
+
+def test_calls_of_a_stream_are_told_apart(client):
+    """ollama/ollama#15457, openai/codex#7517, can1357/oh-my-pi#2016: an index and id of each.
+
+    ggml-org/llama.cpp#28478: log-probabilities beside tools in a stream were a 400.
+    """
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
+    grammar = r'root ::= "<tool_call>" a a' "\n" r'a ::= "{\"name\":\"a\"}"'
+    asked = {"tools": tools, "grammar": grammar, "temperature": 0}
+    found = events(client, CHAT, HELLO | asked | {"logprobs": True, "top_logprobs": 2})
+    choices = [choice for event in found for choice in event["choices"]]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    named = [(c["index"], c["function"]["name"]) for c in calls if "id" in c]
+    assert named == [(0, "a"), (1, "a")]
+    assert len({call["id"] for call in calls if "id" in call}) == 2
+    assert any(choice.get("logprobs") for choice in choices)
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_choices_of_one_request_differ_and_repeat_with_a_seed(client):
+    """lightseekorg/tokenspeed#1613, InternLM/lmdeploy#4419: n choices were the same."""
+
+    def texts(**more):
+        asked = {"prompt": "the hand", "max_tokens": 12, "temperature": 1.2, "n": 4} | more
+        return [choice["text"] for choice in client.post(TEXT, json=asked).json()["choices"]]
+
+    assert len(set(texts())) > 1
+    seeded = texts(seed=5)
+    assert len(set(seeded)) > 1
+    assert texts(seed=5) == seeded
+
+
+@pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty", "repeat_penalty"])
+def test_penalties_change_a_text_that_repeats_itself(client, field):
+    """ikawrakow/ik_llama.cpp#2398, raullenchai/Rapid-MLX#470: they were read and not applied."""
+    asked = {"prompt": "the hand " * 12, "n_predict": 16} | NO_END
+    plain = client.post("/completion", json=asked).json()
+    changed = client.post("/completion", json=asked | {field: 2.0}).json()
+    assert changed["content"] != plain["content"]
+    assert changed["generation_settings"][field] == 2.0
+
+
+def test_a_pattern_that_is_wrong_is_an_error_and_others_hold(client):
+    """ggml-org/llama.cpp#19051: an escape of "!" was logged and the answer left free."""
+
+    def ask(pattern):
+        schema = {"type": "string", "pattern": pattern}
+        asked = HELLO | {"json_schema": schema, "max_tokens": 60, "temperature": 0}
+        return client.post(CHAT, json=asked)
+
+    found = ask(r"^hello there indeed\!$").json()["choices"][0]["message"]["content"]
+    assert json.loads(found) == "hello there indeed!"
+    wrong = ask("^(a$")
+    assert wrong.status_code == 400
+    assert "without its end" in wrong.json()["error"]["message"]
