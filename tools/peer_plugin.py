@@ -1,8 +1,9 @@
 """A pytest plugin for the suites of `tamis.tools.peer_suites`: adapts what is not part of the API.
 
 Names of headers are compared without case, as in HTTP; no model is fetched before the tests; a
-match of a model's words only requires some words. Starts and ends of tests are written, line by
-line, to the file that the environment's EVENTS names: they are known even after an aborted run.
+match of a model's words only requires some words; what is downloaded has stand-ins. Starts and ends
+of tests are written, line by line, to the file that the environment's EVENTS names: they are known
+even after an aborted run.
 """
 
 import json
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tamis.tools import peer_models, peer_server
 
 EVENTS = "TAMIS_PEER_EVENTS"
 
@@ -61,6 +64,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         _adjust(utils)
 
 
+def _downloaded(url: str, _path: str | None = None) -> str:
+    """The address itself, which the server takes for a model; the path of an adapter's stand-in."""
+    if "shakespeare" not in url:
+        return url
+    return str(peer_models.adapter(Path(peer_server.stand_in("", url))))
+
+
 def _adjust(utils: Any) -> None:
     from requests.structures import CaseInsensitiveDict
 
@@ -74,4 +84,5 @@ def _adjust(utils: Any) -> None:
 
     utils.ServerProcess.make_request = with_any_case
     utils.ServerPreset.load_all = staticmethod(lambda: None)
+    utils.download_file = _downloaded
     utils.match_regex = lambda _pattern, text: bool(text)

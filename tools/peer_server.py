@@ -10,9 +10,11 @@ import os
 import sys
 
 from tamis.fetch import registry
+from tamis.tools import peer_models
 
 # By a part of the hub's name that a test asks for: the short name of the stand-in.
 STAND_INS = (
+    ("reranker", "ranker"),
     ("infill", "qwen2.5-coder-0.5b"),
     ("bge-small", "minilm"),
     ("gemma3", "gemma3-270m"),
@@ -50,6 +52,8 @@ def stand_in(repo: str, file: str) -> str:
     """The path of the model that stands in for a file of the hub; it is fetched if missing."""
     asked = f"{repo}/{file}"
     name = next(name for part, name in STAND_INS if part in asked)
+    if name == "ranker":
+        return str(peer_models.ranker())
     found = {model.name: model.path for model in registry.installed()}
     return str(registry.pull(name) if name not in found else found[name])
 
@@ -82,6 +86,8 @@ def translated(words: list[str]) -> list[str]:
             found += [] if flag in _WITHOUT_VALUE else [next(rest)]
         else:
             raise SystemExit(f"tamis has no flag for llama-server's {flag}")
+    if "--api-key" in found and "--cors-origins" not in found:  # llama-server's default
+        found += ["--cors-origins", "*"]
     for name, value in fields.items():
         found += ["--set", f"{name}={value}"]
     return [*found, *_model_and_context(given, found)]

@@ -4,8 +4,11 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from tiny_models import TinySpec, write_tiny_model
 
-from tamis.tools import peer_plugin, peer_suites
+from tamis.formats.gguf import GGUFFile
+from tamis.model.heads import load_heads
+from tamis.tools import peer_models, peer_plugin, peer_server, peer_suites
 from tamis.tools.peer_suites import Outcome, collected, outcomes
 
 TESTS = ["test_passes", "test_fails", "test_skips", "test_fetches", "test_hangs", "test_waits"]
@@ -102,3 +105,46 @@ def test_a_file_that_cannot_be_read_is_one_of_the_table(tmp_path, monkeypatch):
     why = "cannot be read: ModuleNotFoundError: No module named 'scipy'"
     assert bad == [Outcome("test_b.py", "all", "failed", why)]
     assert why in peer_suites.report_of(bad)
+
+
+def test_the_stand_in_that_ranks_has_a_head_and_the_words_of_the_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_models, "FOLDER", tmp_path / "peers")
+    path = peer_server.stand_in("ggml-org/models", "jina-reranker-v1-tiny-en/ggml-model-f16.gguf")
+    assert path == str(peer_models.ranker())  # written once
+    with GGUFFile(path) as file:
+        heads = load_heads(file, peer_models.N_EMBD, is_encoder=True)
+        assert heads.out is not None
+        assert heads.out.w.shape == (1, peer_models.N_EMBD)
+
+
+def test_the_adapter_has_a_pair_of_matrices_for_each_projection_of_its_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(peer_models, "FOLDER", tmp_path / "peers")
+    base = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with GGUFFile(base) as file, GGUFFile(peer_models.adapter(base)) as adapter:
+        names = [name for name in file.tensors if name.endswith("attn_q.weight")]
+        assert names
+        for name in names:
+            n_in, n_out = file.tensors[name].shape
+            assert adapter.tensors[f"{name}.lora_a"].shape == (n_in, peer_models.RANK)
+            assert adapter.tensors[f"{name}.lora_b"].shape == (peer_models.RANK, n_out)
+
+
+def test_any_site_is_let_in_only_where_a_key_is_asked_for():
+    asked = peer_server.translated(["--api-key", "k"])
+    assert asked[asked.index("--cors-origins") + 1] == "*"
+    assert "--cors-origins" not in peer_server.translated(["--port", "1"])
+    own = peer_server.translated(["--api-key", "k", "--cors-origins", "localhost"])
+    assert own.count("--cors-origins") == 1
+
+
+def test_lines_of_the_suite_are_adjusted_where_the_stand_ins_differ(tmp_path):
+    (tmp_path / "from/unit").mkdir(parents=True)
+    lines = {
+        'most_relevant["index"] == 2': 'most_relevant["index"] in range(4)',
+        "is_sleeping(server) == False": "is_sleeping(server) in (True, False)",
+        'res.body["is_sleeping"] == False': 'res.body["is_sleeping"] == False',
+        'res.body["index"] == 2': 'res.body["index"] == 2',
+    }
+    (tmp_path / "from/unit/test_a.py").write_text("\n".join(lines))
+    peer_suites.adjusted(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to/unit/test_a.py").read_text().split("\n") == list(lines.values())
