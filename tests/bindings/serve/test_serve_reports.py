@@ -248,7 +248,7 @@ def test_responses_take_tools_without_parameters(client, parameters):
     assert client.post("/v1/responses", json=asked).status_code == 200
 
 
-def test_calls_of_a_stream_are_told_apart(client):
+def test_each_call_of_a_stream_has_an_index_and_an_id(client):
     """ollama/ollama#15457, openai/codex#7517, can1357/oh-my-pi#2016: an index and id of each.
 
     ggml-org/llama.cpp#28478: log-probabilities beside tools in a stream were a 400.
