@@ -176,18 +176,15 @@ def narrowing(some_of: Any, bin_of: Any) -> tuple[Any, Any, Any, Any]:
     return clear, digit_of, by_digits, by_pairs
 
 
-def thresholding(some_of: Any, measure: Any = value_of) -> Any:
-    """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
+def counting(some_of: Any, measure: Any) -> Any:
+    """The function (scores, low, high, k, shared, parts) that finds the counter of the k-th best.
 
-    some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on; 0 is none. It
-    returns the k-th best ordered score of entries low .. high - 1, and how many equal ones are
-    among the best k. Counters are linear between the least and the largest score, so that few
-    threads increment the same one; the entries of the k-th one's counter are compared pair by pair,
-    or digit by digit if there are more than FEW. Scores that are exponentials would share one
-    counter: for these, see number_of.
+    It returns the counter's number and scale, see counting_by, and of its entries: how many are
+    among the best k, and how many there are. These are all 0 if there are fewer than k entries.
+    shared: counters, and three words.
     """
     bin_of = counting_by(measure)
-    clear, digit_of, by_digits, by_pairs = narrowing(some_of, bin_of)
+    clear, digit_of, _, _ = narrowing(some_of, bin_of)
 
     @device
     def scale_of(scores, low, high, parts):
@@ -210,9 +207,11 @@ def thresholding(some_of: Any, measure: Any = value_of) -> Any:
         return first, float32(BINS - 1) / apart if some else float32(0)
 
     @device
-    def threshold(scores, low, high, k, parts):
-        counts, found = cuda.shared.array(BINS, int32), cuda.shared.array(3, int32)
+    def count(scores, low, high, k, shared, parts):
+        counts, found = shared
         scale = scale_of(scores, low, high, parts)
+        if thread() < 3:
+            found[thread()] = 0
         clear(counts)
         j = low + thread()
         while j < high:
@@ -222,8 +221,30 @@ def thresholding(some_of: Any, measure: Any = value_of) -> Any:
             j += AT_ONCE * threads()
         sync_block()
         number, left, n = digit_of(counts, k, found, parts)
-        chosen, shared = (number, scale), (counts, found)
         sync_block()
+        return (number, scale), left, n
+
+    return count
+
+
+def thresholding(some_of: Any, measure: Any = value_of) -> Any:
+    """The function (scores, low, high, k, parts) that finds the k-th best score of a kind.
+
+    some_of(scores, j, apart, high) reads AT_ONCE ordered scores from entry j on; 0 is none. It
+    returns the k-th best ordered score of entries low .. high - 1, and how many equal ones are
+    among the best k. Counters are linear between the least and the largest score, so that few
+    threads increment the same one; the entries of the k-th one's counter are compared pair by pair,
+    or digit by digit if there are more than FEW. Scores that are exponentials would share one
+    counter: for these, see number_of.
+    """
+    count = counting(some_of, measure)
+    _, _, by_digits, by_pairs = narrowing(some_of, counting_by(measure))
+
+    @device
+    def threshold(scores, low, high, k, parts):
+        counts, found = cuda.shared.array(BINS, int32), cuda.shared.array(3, int32)
+        shared = counts, found
+        chosen, left, n = count(scores, low, high, k, shared, parts)
         if n <= FEW:
             bar, n_tie = by_pairs(scores, low, high, chosen, left, shared)
         else:

@@ -55,7 +55,6 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     ballot,
     count_bits,
     emit,
-    keep,
     keep_u32,
     load_shared,
     load_shared_i32,
@@ -68,12 +67,15 @@ from tamis.jit_kernels.cuda.lang.ptx import (
     sync_warp,
 )
 from tamis.jit_kernels.cuda.lang.radix_topk import (
+    BINS,
     HELD,
     SPAN,
     SUBSPAN,
-    hold,
-    some_held,
-    thresholding,
+    counting,
+    counting_by,
+    holding,
+    some_of,
+    value_of,
 )
 from tamis.jit_kernels.cuda.select.common import LOWEST, NOTHING, middle
 
@@ -83,8 +85,6 @@ Q_STEPS = 127  # and of a query
 LARGEST = 65504.0  # of a step, a float16
 TINY = 1e-30
 LEAST_SPREAD = 1e-3  # of the mean spread: elements that are nearly the same in all keys
-ROW = 4 * (WARP + 4)  # bytes of a head's products with a warp's 32 keys: no two share a bank
-TILE = HEADS * ROW  # bytes of a warp's products
 LISTED = 4 * WARP  # positions that a warp lists at a time
 WIDE = 512  # threads of a block of COPY_CANDIDATES
 
@@ -276,7 +276,7 @@ def copying(head_dim: int, type_k: str, bits: int) -> Any:
     @device
     def copy(a, shared, h, begin, end):
         for j in range(begin, end):
-            me = keep_u32(lane())  # as in `products`
+            me, shared = keep_u32(lane()), keep_u32(uint32(shared))  # as in `queries`
             row, mine = a.k_pages + size * key_row(a.k_table, a.n_head_kv, h, j), float32(0)
             for e in range(me, n_read, WARP):
                 x = read(row, EIGHT * e)
@@ -300,7 +300,6 @@ class Room(NamedTuple):
 
     heads: int  # words of eight heads, WARP words apart, for each pass
     of_heads: int  # of each head: its step, what its sums begin with, and q . centre
-    tiles: int  # of each warp: products, then maxima
     end: int
 
 
@@ -309,8 +308,7 @@ def room_of(head_dim: int, heads: int) -> Room:
     n_word, n_pass = width_of(head_dim) // 128, -(-heads // HEADS)
     at = 3 * width_of(head_dim)
     of_heads = at + 4 * WARP * 2 * n_word * n_pass
-    tiles = of_heads + 16 * HEADS * n_pass
-    return Room(at, of_heads, tiles, tiles + WARPS * 2 * TILE)
+    return Room(at, of_heads, of_heads + 16 * HEADS * n_pass)
 
 
 def preparing(head_dim: int, heads: int, bits: int) -> Any:
@@ -326,6 +324,7 @@ def preparing(head_dim: int, heads: int, bits: int) -> Any:
 
     @device
     def prepare(shared, q, head, live):
+        shared = keep_u32(uint32(shared))  # as in `queries`
         own, top, centre = q + 4 * head_dim * (head if live else 0), float32(0), float32(0)
         for word in range(lane(), 8 * n_word, WARP):
             for i in range(4):
@@ -352,101 +351,194 @@ def preparing(head_dim: int, heads: int, bits: int) -> Any:
             # Codes of 4 bits have 8 added, for which the sums begin with so much less.
             begin = int32(-8) * rounded(total) if bits == 4 else int32(0)
             store_shared_i32(uint32(at + 4), begin)
-            store_shared_f32(uint32(at + 8), centre)
+            # The maximum of all heads is not that of a head that fills up the eight.
+            store_shared_f32(uint32(at + 8), centre if live else float32(NOTHING))
 
     return prepare
 
 
-def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
-    """The function of a warp that scores a span of keys by their copies, and takes its maxima."""
+@device
+def scaled(products, steps, step, centre):
+    """Scores of a head: the products of four keys by the steps of both, and q . centre."""
+    return (
+        float32(int32(products[0])) * (steps[0] * step) + centre,
+        float32(int32(products[1])) * (steps[1] * step) + centre,
+        float32(int32(products[2])) * (steps[2] * step) + centre,
+        float32(int32(products[3])) * (steps[3] * step) + centre,
+    )
+
+
+@device
+def larger(x, y):
+    """The larger of each of four."""
+    return max(x[0], y[0]), max(x[1], y[1]), max(x[2], y[2]), max(x[3], y[3])
+
+
+@device
+def within(x, j, low, high):
+    """Scores of keys j, j + 8, ... of a span, LOWEST outside low .. high - 1."""
+    no, second, third, fourth = float32(LOWEST), j + 8, j + 16, j + 24
+    return (
+        x[0] if low <= j and j < high else no,
+        x[1] if low <= second and second < high else no,
+        x[2] if low <= third and third < high else no,
+        x[3] if low <= fourth and fourth < high else no,
+    )
+
+
+@device
+def put_scores(to, x, top, live):
+    """Store four scores; return the maxima of keys 16 apart."""
+    if live:
+        store_f32(to, x[0])
+        store_f32(to + 32, x[1])
+        store_f32(to + 64, x[2])
+        store_f32(to + 96, x[3])
+    return max(top[0], max(x[0], x[2])), max(top[1], max(x[1], x[3]))
+
+
+@device
+def put_maxima(to, top, live):
+    """Store two maxima, of keys 8 apart."""
+    if live:
+        store_f32(to, top[0])
+        store_f32(to + 32, top[1])
+
+
+def multiplying(head_dim: int, heads: int, group: int, bits: int) -> Any:
+    """The functions of a lane that read its keys and queries, and that score them.
+
+    Lane 4 g + t has the products of keys g, g + 8, g + 16 and g + 24 of 32 with heads 2 t and
+    2 t + 1 of eight (PTX ISA, m16n8k32).
+    """
     n_word, room, n_pass = width_of(head_dim) // 128, room_of(head_dim, heads), -(-heads // HEADS)
-    size = copy_bytes(head_dim, bits)
+    size, joint = copy_bytes(head_dim, bits), group > 1
     multiply, load_key = multiplying_heads(n_word, bits), loading_words(n_word * bits // 4)
-    load_heads, lane_bytes = loading_heads(2 * n_word), n_word * bits
+    load_heads = loading_heads(2 * n_word)
+    n_level = (min(heads, HEADS) - 1).bit_length() - 1 if joint else 0
 
     @device
-    def products(shared, tile, own, pass_):
-        """Leave the products of eight heads and 32 keys, of which the lane's words are at `own`."""
+    def keys_at(own, step_at):
+        """A lane's part of four keys, and their step sizes."""
+        words = (
+            load_key(own),
+            load_key(own + 8 * size),
+            load_key(own + 16 * size),
+            load_key(own + 24 * size),
+        )
+        steps = (
+            load_f16(step_at),
+            load_f16(step_at + 16),
+            load_f16(step_at + 32),
+            load_f16(step_at + 48),
+        )
+        return words, steps
+
+    @device
+    def queries(shared, pass_):
+        """A lane's part of eight heads, and of two: what sums begin with, step, q . centre."""
         me = keep_u32(lane())  # kept, what is made of it does not fill registers meanwhile
-        g, t = me // 4, me % 4
-        q = load_heads(uint32(shared + room.heads + 4 * (2 * WARP * n_word * pass_ + me)))
-        of = shared + room.of_heads + 16 * (HEADS * pass_ + 2 * t) + 4
-        first, second = load_shared_i32(uint32(of)), load_shared_i32(uint32(of + 16))
-        a, b = load_key(own), load_key(own + 8 * size)
-        c, d = load_key(own + 16 * size), load_key(own + 24 * size)
-        s, u = multiply(q, first, second, a, b), multiply(q, first, second, c, d)
-        to = tile + ROW * 2 * t + 4 * g
-        for i in range(2):
-            store_shared_i32(uint32(to + ROW * i), int32(s[i]))
-            store_shared_i32(uint32(to + ROW * i + 32), int32(s[2 + i]))
-            store_shared_i32(uint32(to + ROW * i + 64), int32(u[i]))
-            store_shared_i32(uint32(to + ROW * i + 96), int32(u[2 + i]))
-        sync_warp()
+        words = load_heads(uint32(shared + room.heads + 4 * (2 * WARP * n_word * pass_ + me)))
+        of = shared + room.of_heads + 16 * (HEADS * pass_ + 2 * (me % 4))
+        begin = load_shared_i32(uint32(of + 4)), load_shared_i32(uint32(of + 20))
+        steps = load_shared(uint32(of)), load_shared(uint32(of + 16))
+        return words, begin, steps, (load_shared(uint32(of + 8)), load_shared(uint32(of + 24)))
 
     @device
-    def joined(places, rows, step, to, j, limits):
-        """Scale the products with a span's key j, and store the best of each row's heads.
-
-        to: where the first row's score is. limits: within the span, of the middle and its pages.
-        """
-        (shared, tile), (n, begun, apart), (low, high, first, last) = places, rows, limits
-        inside, there = low <= j and j < high, first <= j and j < last
-        product, best, left = uint32(tile + 4 * keep_u32(lane())), float32(NOTHING), group - begun
-        of, is_first = uint32(shared), j < int32(WARP)
-        for i in range(keep(n)):
-            scale, x = load_shared(of) * step, float32(load_shared_i32(product))
-            best = max(best, x * scale + load_shared(uint32(of + 8)))
-            left -= 1
-            if left == 0 or i == HEADS - 1:
-                if begun > 0:
-                    best, begun = max(best, load_f32(to)), 0
-                best = best if inside else float32(LOWEST)
-                top = uint32(product + TILE)
-                if there:
-                    store_f32(to, best)
-                x = best if there else float32(NOTHING)
-                store_shared_f32(top, x if is_first else max(x, load_shared(top)))
-                best, left, to = float32(NOTHING), group, to + apart
-            product, of = uint32(product + ROW), uint32(of + 16)
-        sync_warp()  # before the next keys' products overwrite what is read here
+    def scores_of(own, keys):
+        """Scores of four keys by one head, and by the next."""
+        (head, begin, step, centre), (words, steps) = own, keys
+        s = multiply(head, begin[0], begin[1], words[0], words[1])
+        u = multiply(head, begin[0], begin[1], words[2], words[3])
+        return (
+            scaled((s[0], s[2], u[0], u[2]), steps, step[0], centre[0]),
+            scaled((s[1], s[3], u[1], u[3]), steps, step[1], centre[1]),
+        )
 
     @device
-    def put_maxima(a, tile, h, n, pass_, span):
-        for i in range(keep(min(HEADS, n - HEADS * pass_))):
-            head = HEADS * pass_ + i
-            if remainder(head + 1, group) == 0 or i == HEADS - 1:
-                top = load_shared(uint32(tile + TILE + ROW * i + 4 * lane()))
-                top, row = max(top, shuffle_xor(top, SUBSPAN)), quotient(head, group) * group
-                if lane() < SUBSPAN:
-                    a.maxima[heads * h + row, SUBSPAN * span + lane()] = top
+    def of_a_row(shared, x, keys):
+        """The maxima over all heads; x: those of the lane's first two."""
+        for pass_ in range(1, n_pass):
+            y, z = scores_of(queries(shared, pass_), keys)
+            x = larger(x, larger(y, z))
+        for level in range(n_level):
+            apart = 1 << level
+            other = (
+                shuffle_xor(x[0], apart), shuffle_xor(x[1], apart),
+                shuffle_xor(x[2], apart), shuffle_xor(x[3], apart),
+            )  # fmt: skip
+            x = larger(x, other)
+        return x
+
+    return keys_at, queries, scores_of, of_a_row
+
+
+def scoring(head_dim: int, heads: int, group: int, bits: int) -> Any:
+    """The function of a warp that scores a span of keys by their copies, and takes its maxima.
+
+    The keys of a maximum, SUBSPAN apart, are a lane's, see multiplying, and nothing is exchanged
+    but the heads' maximum where they are one row.
+    """
+    size, joint, lane_bytes = (
+        copy_bytes(head_dim, bits),
+        group > 1,
+        width_of(head_dim) // 128 * bits,
+    )
+    n_pass = -(-heads // HEADS)
+    keys_at, queries, scores_of, of_a_row = multiplying(head_dim, heads, group, bits)
+
+    @device
+    def scan(a, shared, places, live, limits):
+        """Score keys by the heads of a pass, or of all; live: whether the lane stores each."""
+        (h, pass_, base, head), (low, high) = places, limits
+        i, end = low // PAGE * (PAGE // WARP), (high + PAGE - 1) // PAGE * (PAGE // WARP)
+        me, nothing = keep_u32(lane()), (float32(NOTHING), float32(NOTHING))
+        g, first = me // 4, base + WARP * i
+        own = address(a.codes[h, first]) + size * g + lane_bytes * (me % 4)
+        step_at = address(a.steps[h]) + 2 * (first + g)
+        to, apart = address(a.scores[head]) + 4 * (first + g), 4 * a.capacity
+        heads_of_lane, is_edge = queries(shared, pass_), low > 0 or high < SPAN
+        top, next_top = nothing, nothing
+        while i < end:
+            keys = keys_at(own, step_at)
+            x, y = scores_of(heads_of_lane, keys)
+            if joint:
+                x = of_a_row(shared, larger(x, y), keys)
+            if is_edge:
+                x = within(x, WARP * i + g, low, high)
+                y = within(y, WARP * i + g, low, high)
+            top = put_scores(to, x, top, live[0])
+            if not joint:
+                next_top = put_scores(to + apart, y, next_top, live[1])
+            own, step_at, to = own + WARP * size, step_at + 2 * WARP, to + 4 * WARP
+            i += 1
+        tops = address(a.maxima[head]) + 4 * (base // SUBSPAN + g)
+        put_maxima(tops, top, live[0])
+        if not joint:
+            put_maxima(tops + quotient(apart, SUBSPAN), next_top, live[1])
 
     @device
     def score(a, shared, h, n, span, limits):
-        tile, base = shared + room.tiles + 2 * TILE * warp(), SPAN * span
+        base, t = SPAN * span, keep_u32(lane()) % 4
         low = int32(min(max(limits[0] - base, 0), SPAN))
         high = int32(min(max(limits[1] - base, 0), SPAN))
-        of_keys = low, high, int32(low // PAGE * PAGE), int32((high + PAGE - 1) // PAGE * PAGE)
-        for pass_ in range(n_pass):
-            if HEADS * pass_ < n:
-                begun = remainder(HEADS * pass_, group)  # heads of its first row in earlier passes
-                own = address(a.codes[h, base]) + size * (lane() // 4) + lane_bytes * (lane() % 4)
-                step_at = address(a.steps[h]) + 2 * (base + lane())
-                to = address(a.scores[heads * h + HEADS * pass_ - begun]) + 4 * (base + lane())
-                rows = min(HEADS, n - HEADS * pass_), begun, 4 * group * a.capacity
-                places = shared + room.of_heads + 128 * pass_, tile
-                i, end = int32(0), keep_u32(SPAN // WARP)  # kept, it is not unrolled
-                while i < end:
-                    products(shared, tile, own, pass_)
-                    joined(places, rows, load_f16(step_at), to, WARP * i + lane(), of_keys)
-                    own, step_at, to = own + WARP * size, step_at + 2 * WARP, to + 4 * WARP
-                    i += 1
-                put_maxima(a, tile, h, n, pass_, span)
+        if joint:
+            scan(a, shared, (h, 0, base, heads * h), (t == 0, False), (low, high))
+        else:
+            for pass_ in range(n_pass):
+                head = HEADS * pass_ + 2 * t
+                if HEADS * pass_ < n:
+                    live = head < n, head + 1 < n
+                    row = heads * h + min(head, heads - 1)
+                    scan(a, shared, (h, pass_, base, row), live, (low, high))
 
     return score
 
 
 def score_copy(head_dim: int, heads: int, group: int, type_k: str, bits: int) -> list[Launch]:
     """Kernel of SCORE_COPY: blocks have shares of the KV heads that ask, warps take spans."""
+    if group not in (1, heads):
+        raise ValueError(f"SCORE_COPY: rows of {group} of {heads} heads, expected 1 or all")
     centre, copy = centring(head_dim, type_k), copying(head_dim, type_k, bits)
     prepare, score = preparing(head_dim, heads, bits), scoring(head_dim, heads, group, bits)
     room = room_of(head_dim, heads)
@@ -484,7 +576,7 @@ def score_copy(head_dim: int, heads: int, group: int, type_k: str, bits: int) ->
             sync_block()  # before the next head's queries overwrite what is read here
 
     few = head_dim <= 128 and heads <= 2 * HEADS
-    return [Launch(kernel, blocks=3 if few else 1, shared=room.end)]
+    return [Launch(kernel, blocks=2 if few else 1, shared=room.end)]
 
 
 # ---- candidates ----------------------------------------------------------------------------------
@@ -537,6 +629,13 @@ def exactly(head_dim: int, group: int, type_k: str) -> Any:
 
 
 @device
+def reaches(x, bar):
+    """Whether a score is in a row's counter `bar`, see counting, or in one of larger scores."""
+    number, scale = bar
+    return x >= scale[0] and bin_of(ordered(x), scale) >= number
+
+
+@device
 def reaching(a, row, group, bar, limits):
     """A bit for each of a group's keys that reaches the bar; none of a group below 0."""
     (low, high), bits = limits, uint32(0)
@@ -545,7 +644,7 @@ def reaching(a, row, group, bar, limits):
         for i in range(SUBSPAN):
             j = first + SUBSPAN * i
             x = a.scores[row, min(max(j, low), high - 1)]
-            if low <= j and j < high and ordered(x) >= bar:
+            if low <= j and j < high and reaches(x, bar):
                 bits |= uint32(1) << uint32(i)
     return bits
 
@@ -562,7 +661,22 @@ def list_keys(mine, group, bits, before, start):
     sync_warp()
 
 
-threshold_of_maxima = thresholding(some_held)
+@device
+def some_maxima(maxima, i, apart, end):
+    """Do what some_of does, but maxima of no position that is chosen from are none."""
+    a, b, c, d = some_of(maxima, i, apart, end)
+    least = ordered(float32(LOWEST))
+    return (
+        a if a > least else uint32(0),
+        b if b > least else uint32(0),
+        c if c > least else uint32(0),
+        d if d > least else uint32(0),
+    )
+
+
+bin_of = counting_by(value_of)
+hold, some_held = holding(some_maxima)
+counter_of_maxima = counting(some_held, value_of)
 
 
 def rescoring(head_dim: int, heads: int, group: int, type_k: str) -> Any:
@@ -610,15 +724,12 @@ def copy_candidates(head_dim: int, heads: int, group: int, type_k: str) -> list[
     rescore, rows_per_kv = rescoring(head_dim, heads, group, type_k), heads // group
 
     @device
-    def key_of(held, i, end):
-        """The ordered maximum of a group, 0 from `end` on."""
+    def key_of(held, i):
+        """The ordered maximum of a group."""
         shared, maxima, first = held
-        at = min(i, end - 1)
-        if at - first < HELD:
-            x = uint32(load_shared_i32(uint32(shared + 4 * (at - first))))
-        else:
-            x = ordered(load_f32(maxima + 4 * at))
-        return x if i < end else uint32(0)
+        if i - first < HELD:
+            return uint32(load_shared_i32(uint32(shared + 4 * (i - first))))
+        return some_maxima(maxima, i, 1, i + 1)[0]
 
     @device
     def take(a, h, r, group_, bar, limits, mine):
@@ -643,15 +754,20 @@ def copy_candidates(head_dim: int, heads: int, group: int, type_k: str) -> list[
         first, end = low // SPAN * SUBSPAN, (high + SPAN - 1) // SPAN * SUBSPAN
         maxima = address(a.maxima[heads * h + group * r])
         hold(shared, maxima, first, end)
-        held, bar, n_top = (shared, maxima, first), uint32(1), COPY_TIMES * a.n_top
-        if end - first > n_top:
-            bar, _ = threshold_of_maxima(held, first, end, n_top, parts)
+        counters = cuda.shared.array(BINS, int32), cuda.shared.array(3, int32)
+        held, n_top = (shared, maxima, first), COPY_TIMES * a.n_top
+        bar, _, n_equal = counter_of_maxima(held, first, end, n_top, counters, parts)
+        if n_equal == 0:  # no more maxima than that
+            bar = int32(0), (float32(NOTHING), float32(0))
         n_warp, below = threads() // WARP, (uint32(1) << lane()) - uint32(1)
         mine = shared + 4 * HELD + 4 * (LISTED + 2 * WARP) * warp()
         kept, n_kept = mine + 4 * LISTED, int32(0)
         for start in range(first + n_warp * part + warp(), end, n_warp * n_part * WARP):
             i = start + n_warp * n_part * lane()
-            best = ballot(uint32(1 if i < end and key_of(held, i, end) >= bar else 0))
+            key = key_of(held, min(i, end - 1))
+            best = ballot(
+                uint32(1 if i < end and key != 0 and bin_of(key, bar[1]) >= bar[0] else 0)
+            )
             if best >> lane() & uint32(1) != uint32(0):
                 at = n_kept + int32(count_bits(uint32(best & below)))
                 store_shared_i32(uint32(kept + 4 * at), int32(i))

@@ -11,6 +11,7 @@ from tamis.jit_kernels.contract.op import READS_ALL, Address, InOut, Out, Step, 
 from tamis.jit_kernels.contract.ops.select.key_codes import UNCODED
 
 COPY_SAMPLE = 256  # keys of which centre and spread are taken
+BAR_PARTS = 2047  # of the range of a row's maxima: how far a bar may be below the best
 COPY_TIMES = 2  # how many times n_top positions become candidates
 
 
@@ -22,10 +23,10 @@ def copy_bytes(head_dim: int, bits: int) -> int:
 class ScoreCopy:
     """Copy the keys from `filled` to the middle's end; then do what SCORE_KEYS does by the copy.
 
-    This is for KV heads with queries to score. If no key was copied, centre and spread are taken
-    first, of COPY_SAMPLE keys: of n positions, number i of m is floor(i * n / m). Of 4 bits, byte i
-    of a word has element i of eight in its low half and element i + 4 in its high half, as code
-    plus 8.
+    This is for KV heads with queries to score, whose rows are of one head or of all. If no key was
+    copied, centre and spread are taken first, of COPY_SAMPLE keys: of n positions, number i of m is
+    floor(i * n / m). Of 4 bits, byte i of a word has element i of eight in its low half and element
+    i + 4 in its high half, as code plus 8.
     Queries times spread are rounded to 127ths of their largest element.
     """
 
@@ -51,9 +52,12 @@ SCORE_COPY = op("select.key_copy", ScoreCopy, "head_dim heads group type_k bits"
 
 
 class CopyCandidates:
-    """The positions of each row whose scores reach the (COPY_TIMES * n_top)-th best of maxima.
+    """The positions of each row whose scores reach a bar, which COPY_TIMES * n_top maxima reach.
 
-    So the best COPY_TIMES * n_top positions are among them. They get exact scores, in `scores` too.
+    So the best COPY_TIMES * n_top positions are among them. The bar is the least that shares a
+    counter with the (COPY_TIMES * n_top)-th best of the maxima, whose range is cut into
+    BAR_PARTS. If there are no more maxima than that, all positions reach it. The positions get
+    exact scores, in `scores` too.
     """
 
     step: Step
