@@ -476,3 +476,13 @@ def test_the_largest_alignment_is_read_and_the_next_is_not(path):
         assert file.data("a").tolist() == [0] * 4
     raw = gguf_bytes([kv("general.alignment", u32(1 << 21))], [tensor("a", [1])], bytes(4))
     assert refusal(path, raw).key == "general.alignment"
+
+
+def test_a_file_that_is_refused_is_closed_at_once(path):
+    """While its error is still there, with all that it refers to."""
+    path.write_bytes(b"GGUF" + bytes(30))
+    before = set(os.listdir("/dev/fd"))
+    with pytest.raises(GGUFError) as refused:
+        GGUFFile(path)
+    assert set(os.listdir("/dev/fd")) == before
+    assert refused.value.__traceback__ is not None
