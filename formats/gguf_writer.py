@@ -73,9 +73,23 @@ def record(kind: str, text: str) -> bytes:
     return struct.pack("<I", KINDS[kind][0]) + _encoded(kind, _parsed(kind, text))
 
 
-def number(kind: str, value: int) -> bytes:
-    """The record of a whole number, or of a bool."""
+def number(kind: str, value: float) -> bytes:
+    """The record of a number, or of a bool."""
     return struct.pack("<I", KINDS[kind][0]) + _encoded(kind, value)
+
+
+def string(text: str | bytes) -> bytes:
+    """The record of a text; bytes are written as they are."""
+    return struct.pack("<I", KINDS["str"][0]) + _string(text)
+
+
+def array(kind: str, items: Sequence[Any]) -> bytes:
+    """The record of a list of texts, numbers or bools."""
+    code, format = KINDS[kind]
+    start = struct.pack("<IIQ", _ARRAY, code, len(items))
+    if kind == "str":
+        return start + b"".join(map(_string, items))
+    return start + struct.pack(f"<{len(items)}{format[1:]}", *items)
 
 
 def head(keys: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> tuple[bytes, list[int]]:
@@ -160,6 +174,6 @@ def _encoded(kind: str, value: Any) -> bytes:
     raise ValueError(f"{value!r} is no value of the type {kind}")
 
 
-def _string(text: str) -> bytes:
-    raw = text.encode()
+def _string(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw)) + raw

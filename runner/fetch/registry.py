@@ -8,6 +8,7 @@ are stored under <folder>/owner/repo/, all others directly in the folder; unfini
 import contextlib
 import difflib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ __all__ = [
     "model_files",
     "models_folder",
     "pull",
+    "pull_folder",
     "remove",
     "resolve",
 ]
@@ -71,6 +73,13 @@ class Installed:
     name: str
     path: Path
     n_bytes: int  # of all parts of a split file together
+
+
+# The files of a repository that its model is converted from.
+_OF_CHECKPOINT = re.compile(
+    r"model[^/]*\.safetensors|[^/]+\.json|tokenizer\.model|sentencepiece\.bpe\.model|merges\.txt"
+    r"|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|[^/]+_Pooling/config\.json"
+)
 
 
 def _from_safetensors(source: Path, target: Path) -> None:
@@ -350,6 +359,27 @@ def _pull_spec(spec: hub.HubSpec, folder: Path, say: Progress) -> Path:
         targets = [(listing.files[name], folder / spec.repo / name) for name in names]
         hub.fetch(listing, targets, partial, say)
     return targets[0][1]
+
+
+def pull_folder(repo: str, progress: Progress | None = None) -> Path:
+    """Fetch what a model's conversion needs from a repository of the hub; returns its folder.
+
+    That is the safetensors of its top folder, and its JSON, tokenizer and template files. Raises
+    ModelError, Unreachable.
+    """
+    if not re.fullmatch(r"[\w.\-]+/[\w.\-]+", repo):
+        raise ModelError(f"{repo!r} is no repository: expected owner/repo, such as Qwen/Qwen3-0.6B")
+    say = progress or silent
+    folder = models_folder()
+    partial = folder / ".partial" / repo
+    with writing_to(folder), locked(partial / "lock", say):
+        listing = hub.list_files(repo)
+        names = [name for name in listing.files if _OF_CHECKPOINT.fullmatch(name)]
+        if not any(name.endswith(".safetensors") for name in names):
+            raise ModelError(f"{repo} has no safetensors: take a repository of the original model")
+        targets = [(listing.files[name], folder / repo / name) for name in names]
+        hub.fetch(listing, targets, partial, say)
+    return folder / repo
 
 
 def _pulled(spec: hub.HubSpec, folder: Path) -> Path | None:

@@ -1,1 +1,1 @@
-"""Making of GGUF files from GGUF files: split, merged, edited, quantized."""
+"""Making of GGUF files: converted from safetensors, split, merged, edited, quantized."""

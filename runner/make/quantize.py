@@ -48,7 +48,7 @@ def quantize(
     _check(file, weights)
     tensors = [NewTensor(t.name, t.shape, types[t.name]) for t in file.tensors.values()]
     total, done = sum(t.n_bytes for t in tensors), 0
-    encoder = _Encoder(n_threads)
+    encoder = Encoder(n_threads)
     encoder.compile({(t.type.name, t.name in weights) for t in tensors})
 
     def data(tensor: NewTensor) -> Iterator[memoryview]:
@@ -103,7 +103,7 @@ def _matrices(info: TensorInfo) -> int:
     return int(np.prod(info.shape[2:], dtype=np.int64))
 
 
-class _Encoder:
+class Encoder:
     """Rows of tensors in other types, some at a time."""
 
     def __init__(self, n_threads: int) -> None:
@@ -136,11 +136,12 @@ class _Encoder:
                     raise ValueError(
                         f"{info.name} has values that are not finite: take a sound file"
                     )
-                yield self._encoded(values, type, weights)
+                yield self.encoded(values, type, weights)
 
-    def _encoded(
+    def encoded(
         self, values: np.ndarray, type: GGMLType, importance: np.ndarray | None
     ) -> np.ndarray:
+        """Rows of float32 in another type: uint8 [n]."""
         if type.name not in ENCODED:
             return _plain(values, type).reshape(-1).view(np.uint8)
         rows = np.empty((len(values), type.n_bytes(values.shape[1])), np.uint8)

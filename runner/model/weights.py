@@ -418,6 +418,8 @@ class _Loader:
         shape = (1,) * (len(dims) - len(info.shape)) + info.shape[::-1]  # ggml leaves out 1s
         while len(shape) > len(dims) and shape[-1] == 1:  # and some files have extra ones
             shape = shape[:-1]
+        while len(shape) > len(dims) and shape[0] == 1:  # llama.cpp's converter: [1, n_embd]
+            shape = shape[1:]
         self._check(name, shape, dims)
         label = name.removesuffix(".weight").split(".", 2)[-1]
         if label == "ffn_gate_tid2eid":

@@ -10,6 +10,7 @@ COMMANDS = {
     "summarize": "summarize documents of any length, or answer questions about them",
     "mcp": "summarize documents and answer questions about them for agents (MCP)",
     "pull": "fetch a model",
+    "convert": "write a GGUF file of a folder of safetensors",
     "quantize": "write a copy of a model with its weights in smaller types",
     "split": "write a model as several files",
     "merge": "write a model of several files as one",

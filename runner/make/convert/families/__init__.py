@@ -1,0 +1,1 @@
+"""Families of models, a file each: their classes' names, tensors' names, sizes and vocabulary."""
