@@ -260,6 +260,10 @@ class Engine:
             n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
         return memory_plan.plans(self.loaded, n_ctx, n_ubatch, kv)
 
+    def finish_repacking(self) -> None:
+        """Wait until the weights have the layout that kernels read; sessions do so themselves."""
+        self._filling.finish()
+
     def prepared(self) -> bool:
         """Whether a copy of the weights will be on disk for later loads; waits until it is written.
 

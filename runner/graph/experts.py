@@ -9,6 +9,7 @@ from tamis.graph.context import Graph
 from tamis.graph.linear import Product, linear, linears
 from tamis.graph.recurrent import Part, gate_rows, gated, whole
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.op import N_TOK
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.model.weights import Tensor
@@ -214,6 +215,14 @@ def products(g: Graph, x: np.ndarray, tensor: Tensor, ids: np.ndarray, n_matrix:
     w, n_used = tensor.matrix(), ids.shape[1]
     n_out = w.n_out // n_matrix
     y = g.ws.rows(tensor.label, n_used, n_out)
+    watch = tensor.watch
+    if watch is not None:
+
+        def show() -> None:
+            n = int(g.rec.step[N_TOK])
+            watch(tensor.whole, np.asarray(x)[:n], np.asarray(ids)[:n])
+
+        g.rec.program.pause(show)
     g.rec.program.add(
         ops.MOE_MATMUL,
         (w.type,),

@@ -8,6 +8,7 @@ import numpy as np
 
 from tamis.graph.context import Graph
 from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.op import N_TOK, ROW
 from tamis.jit_kernels.contract.program import Cost
 from tamis.jit_kernels.contract.types import QTensor
 from tamis.jit_kernels.contract.values import taken
@@ -32,6 +33,25 @@ class Source:
         object.__setattr__(self, "x", taken(self.x))
         if self.other is not None:
             object.__setattr__(self, "other", taken(self.other))
+
+    def values(self, first: int, n: int) -> np.ndarray:
+        """What n rows from `first` on are, computed as PACK_ROWS does: f32 [n, n_in].
+
+        To be called just before the product runs, while x has what it stands for.
+        """
+        x = np.asarray(self.x)[first : first + n].reshape(n, -1)
+        if self.kind == "rows":
+            return x
+        assert self.other is not None
+        if self.kind == "norm":
+            mean = np.square(x, dtype=np.float64).mean(-1, keepdims=True)
+            scaled: np.ndarray = (x / np.sqrt(mean + self.eps)).astype(np.float32)
+            return scaled * np.asarray(self.other).reshape(-1)
+        other = np.asarray(self.other)[first : first + n].reshape(n, -1)
+        if self.kind == "silu":
+            return x / (1 + np.exp(-x)) * other
+        assert self.kind == "gelu", self.kind
+        return 0.5 * x * (1 + np.tanh(0.79788456 * x * (1 + 0.044715 * x * x))) * other
 
 
 class Product(NamedTuple):
@@ -79,12 +99,28 @@ def _source(rows: Source | np.ndarray) -> Source:
 
 def _record(g: Graph, rows: Source, outputs: list[_Output]) -> None:
     """Record products; a matrix with a scale multiplies its product before the bias is added."""
+    _record_watch(g, rows, outputs)
     plain = [output if output.w.scale() is None else _unscaled(g, output) for output in outputs]
     _record_plain(g, rows, plain)
     for output, product in zip(outputs, plain, strict=True):
         if (scale := output.w.scale()) is not None:
             _record_scale(g, product.y, output, float(scale[0]))
     _record_deltas(g, rows, outputs)
+
+
+def _record_watch(g: Graph, rows: Source, outputs: list[_Output]) -> None:
+    """Record that what these products read is shown to who watches their matrices."""
+    watched = {w.whole: w.watch for w in (output.w for output in outputs) if w.watch is not None}
+    if not watched:
+        return
+    step = g.rec.step if rows.step is None else rows.step
+
+    def show() -> None:
+        read = rows.values(int(step[ROW]), int(step[N_TOK]))
+        for name, watch in watched.items():
+            watch(name, read, None)
+
+    g.rec.program.pause(show)
 
 
 def _unscaled(g: Graph, output: _Output) -> _Output:

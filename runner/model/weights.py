@@ -129,6 +129,9 @@ class Tensor:
     whole: str = ""  # the file's name of it, or of the tensor whose rows it is part of
     adapted: Delta | None = None
     factor: np.ndarray | None = None  # f32 [1], or for each expert: its scale
+    # Called with what a product is about to read: the file's name of the matrix, rows f32 [n, n_in]
+    # or [n, n_used, n_in], and of experts' matrices the numbers of these, int32 [n, n_used].
+    watch: "Watch | None" = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.data is not None
@@ -196,6 +199,9 @@ class Tensor:
         part = w._replace(data=w.data[first * row : last * row], n_out=last - first)
         added = None if self.added is None else np.ascontiguousarray(self.added[first:last])
         return Tensor(name, part, added, self.read, self.whole, factor=self.factor)
+
+
+Watch = Callable[[str, np.ndarray, np.ndarray | None], None]
 
 
 class Tensors(Mapping[str, Tensor]):

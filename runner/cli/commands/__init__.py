@@ -11,6 +11,7 @@ COMMANDS = {
     "mcp": "summarize documents and answer questions about them for agents (MCP)",
     "pull": "fetch a model",
     "convert": "write a GGUF file of a folder of safetensors",
+    "imatrix": "measure which weights matter, for quantize",
     "quantize": "write a copy of a model with its weights in smaller types",
     "split": "write a model as several files",
     "merge": "write a model of several files as one",

@@ -17,6 +17,7 @@ STAGES = {
     "check": "checking the file",
     "join": "joining the parts",
     "write": "writing",
+    "calibrate": "reading the text",
     "wait": "waiting for another download of it",
 }
 FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown
