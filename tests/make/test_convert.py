@@ -11,9 +11,9 @@ from checkpoints import cases, make, values, write_safetensors
 from tamis.cli import main
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.safetensors import SafetensorsError, read
-from tamis.make.convert.general import parts, title
-from tamis.make.convert.hashes import HASHES
-from tamis.make.convert.source import ConvertError, Source
+from tamis.make.checkpoint.general import parts, title
+from tamis.make.checkpoint.hashes import HASHES
+from tamis.make.checkpoint.source import ConvertError, Source
 from tamis.make.convert.writing import convert, planned
 
 CASES = cases()

@@ -44,8 +44,10 @@ tamis.text.calls
 tamis.grammar
 tamis.grammar.schema  tamis.grammar.gbnf
 tamis.text  tamis.sampling  tamis.fetch
-tamis.make
+tamis.make.checkpoint
 tamis.engine
+tamis.make
+tamis.make.convert
 tamis.bindings.flat
 tamis.bindings.drop_in
 tamis.bindings  tamis.bindings.serve

@@ -1,5 +1,5 @@
-"""GGUF files from Hugging Face's folders of safetensors, as llama.cpp's converter writes them.
+"""GGUF files from Hugging Face's folders, as llama.cpp's converter writes them: a file a family.
 
-`source` reads a folder, `families` has one file a family with its names and sizes, `vocab` the
-tokenizers, `writing` puts a file together.
+`writing` puts a file together; the other modules have classes' and tensors' names, sizes and
+vocabularies of a family of models each, and are found by their place.
 """

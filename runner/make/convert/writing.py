@@ -1,5 +1,7 @@
 """A GGUF file of a folder's model: which type each tensor gets, and the file, tensor by tensor."""
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+import tamis.make.convert
 from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf_writer import NewTensor, parts_of, write
-from tamis.make.convert.family import Named, family_of
-from tamis.make.convert.general import Shape, add_general
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy, Source
+from tamis.make.checkpoint.family import Family, Named
+from tamis.make.checkpoint.general import Shape, add_general
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy, Source
 from tamis.make.copies import Each, check_new
 from tamis.make.quantize import QUANTIZATION_VERSION, Encoder
 from tamis.platform.private_files import write_whole
@@ -29,6 +32,31 @@ _KEPT = re.compile(
     r"blk\.\d+\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv)\.weight"
     r"|(position_embd|token_types)\.weight|.*_norm\.weight"
 )
+
+
+def families() -> dict[str, type[Family]]:
+    """The families by the names of transformers' classes."""
+    found: dict[str, type[Family]] = {}
+    for module in pkgutil.iter_modules(tamis.make.convert.__path__):
+        if module.name == "writing":
+            continue
+        here = importlib.import_module(f"tamis.make.convert.{module.name}")
+        for value in vars(here).values():
+            if isinstance(value, type) and issubclass(value, Family):
+                found |= dict.fromkeys(value.names, value)
+    return found
+
+
+def family_of(source: Source, pre: str | None) -> Family:
+    """The family of a folder's model. Raises ConvertError for one that is not known."""
+    known = families()
+    name = source.architecture
+    if name not in known:
+        raise ConvertError(
+            f"{name} is no architecture that is converted: expected one of "
+            f"{', '.join(sorted(known))}"
+        )
+    return known[name](source, pre)
 
 
 class Plan(NamedTuple):

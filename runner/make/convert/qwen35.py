@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.make.convert.families.qwen import SHARED, add_expert_sizes, experts_apart
-from tamis.make.convert.family import EXPERTS, LAYER, Family, Named, plus_one
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy
+from tamis.make.checkpoint.family import EXPERTS, LAYER, Family, Named, plus_one
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy
+from tamis.make.convert.qwen import SHARED, add_expert_sizes, experts_apart
 
 LINEAR = {
     "post_attention_layernorm": "post_attention_norm",

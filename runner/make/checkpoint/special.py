@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import Source
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import Source
 
 KINDS: tuple[str, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # The names of keys; one is spelt so in all files.

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import LAYER, Family
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import LAYER, Family
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError
 
 
 class Phi3(Family):

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import LAYER, Family
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError
-from tamis.make.convert.special import Special
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import LAYER, Family
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError
+from tamis.make.checkpoint.special import Special
 
 SPECIAL = {
     "eos": "<|endoftext|>",

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import EXPERTS, LAYER, Family, Named, add_pooling
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import EXPERTS, LAYER, Family, Named, add_pooling
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy
 
 SHARED = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",

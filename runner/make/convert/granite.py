@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from tamis.make.convert.families.llama import add_llama_vocab, llama_heads
-from tamis.make.convert.family import LAYER, Family, Named
-from tamis.make.convert.keys import Keys, add_sizes
-from tamis.make.convert.source import Lazy
+from tamis.make.checkpoint.family import LAYER, Family, Named
+from tamis.make.checkpoint.keys import Keys, add_sizes
+from tamis.make.checkpoint.source import Lazy
+from tamis.make.convert.llama import add_llama_vocab, llama_heads
 
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",

@@ -1,18 +1,15 @@
 """What the converter asks of a family of models: a class with hooks, and its usual answers."""
 
-import importlib
 import json
-import pkgutil
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-import tamis.make.convert.families
-from tamis.make.convert import vocab
-from tamis.make.convert.keys import Config, Keys, add_sizes
-from tamis.make.convert.source import ConvertError, Lazy, Source, is_other, stacked
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.keys import Config, Keys, add_sizes
+from tamis.make.checkpoint.source import ConvertError, Lazy, Source, is_other, stacked
 
 Named = tuple[str, Lazy]
 TOP = {
@@ -34,7 +31,7 @@ _EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 
 
 class Family:
-    """A family: subclasses in `families` say in what they differ; found by their file."""
+    """A family: subclasses in `make.convert` say in what they differ; found by their file."""
 
     names: ClassVar[Mapping[str, str]] = {}  # a class of transformers: GGUF's architecture
     top: ClassVar[Mapping[str, str]] = TOP  # tensors' names without their end
@@ -124,29 +121,6 @@ class Family:
                 "folder a plain checkpoint, without adapters or quantization?"
             )
         return f"{start}{names[stem]}.{end}"
-
-
-def families() -> dict[str, type[Family]]:
-    """The families by the names of transformers' classes."""
-    found: dict[str, type[Family]] = {}
-    for module in pkgutil.iter_modules(tamis.make.convert.families.__path__):
-        here = importlib.import_module(f"tamis.make.convert.families.{module.name}")
-        for value in vars(here).values():
-            if isinstance(value, type) and issubclass(value, Family):
-                found |= dict.fromkeys(value.names, value)
-    return found
-
-
-def family_of(source: Source, pre: str | None) -> Family:
-    """The family of a folder's model. Raises ConvertError for one that is not known."""
-    known = families()
-    name = source.architecture
-    if name not in known:
-        raise ConvertError(
-            f"{name} is no architecture that is converted: expected one of "
-            f"{', '.join(sorted(known))}"
-        )
-    return known[name](source, pre)
 
 
 def add_pooling(source: Source, keys: Keys) -> None:

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.formats.vocab import TokenType
-from tamis.make.convert import vocab
-from tamis.make.convert.families.gemma import NORMS
-from tamis.make.convert.family import LAYER, TOP, Family, Named
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy
-from tamis.make.convert.special import Special
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import LAYER, TOP, Family, Named
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy
+from tamis.make.checkpoint.special import Special
+from tamis.make.convert.gemma import NORMS
 
 # Control tokens that stay text: what reads answers must see them.
 VISIBLE = frozenset(

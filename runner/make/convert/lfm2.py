@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.make.convert.family import LAYER, TOP, Family, Named
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import Lazy
+from tamis.make.checkpoint.family import LAYER, TOP, Family, Named
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import Lazy
 
 NAMES = {
     "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.out_proj": "attn_output",

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tamis.formats.ggml_types import GGMLType
-from tamis.make.convert.family import LAYER, Family, Named
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy
+from tamis.make.checkpoint.family import LAYER, Family, Named
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy
 
 EXPERTS = {
     "post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight",

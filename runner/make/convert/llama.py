@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import LAYER, Family, Named, permuted
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import LAYER, Family, Named, permuted
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy
 
 CODE_LLAMA, GRANITE_SMALL = 32016, 49152  # sizes of vocabularies
 MOE = {

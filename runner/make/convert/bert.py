@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import Family, Named, add_pooling
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Lazy, Source
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import Family, Named, add_pooling
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Lazy, Source
 
 TOP = {
     "embeddings.word_embeddings": "token_embd", "embeddings.token_type_embeddings": "token_types",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import Source
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import Source
 
 # Keys of generation_config.json, and the names under general.sampling.
 SAMPLING = {

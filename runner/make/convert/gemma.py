@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from tamis.make.convert import vocab
-from tamis.make.convert.family import LAYER, Family, Named, plus_one
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import Lazy
+from tamis.make.checkpoint import vocab
+from tamis.make.checkpoint.family import LAYER, Family, Named, plus_one
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import Lazy
 
 NORMS = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",

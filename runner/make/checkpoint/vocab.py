@@ -11,10 +11,10 @@ from typing import Any
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.gguf_writer import write
 from tamis.formats.vocab import TokenType, Vocab, byte_of_token
-from tamis.make.convert.hashes import HASHES, TEXT
-from tamis.make.convert.keys import Keys
-from tamis.make.convert.source import ConvertError, Source
-from tamis.make.convert.special import Special
+from tamis.make.checkpoint.hashes import HASHES, TEXT
+from tamis.make.checkpoint.keys import Keys
+from tamis.make.checkpoint.source import ConvertError, Source
+from tamis.make.checkpoint.special import Special
 from tamis.text import pretokenize
 from tamis.text.tokenizer import tokenizer_for
 

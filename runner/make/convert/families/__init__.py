@@ -1,1 +1,0 @@
-"""Families of models, a file each: their classes' names, tensors' names, sizes and vocabulary."""
