@@ -10,11 +10,11 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from tamis.engine.engine import Engine
-from tamis.engine.watching import watched
 from tamis.formats.ggml_types import GGMLType
 from tamis.formats.gguf import GGUFFile
 from tamis.formats.gguf_writer import NewTensor, array, number, string, write
 from tamis.make.importance import COUNTS, SUMS
+from tamis.make.watching import watched
 from tamis.platform.private_files import write_whole
 
 KIND = "imatrix"

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4: queries, keys and values in one tensor; two sets of RoPE factors."""
+"""Phi 3, 3.5 and 4: Q, K and V in one tensor; two sets of RoPE factors."""
 
 import math
 from collections.abc import Iterable, Mapping
