@@ -1,6 +1,6 @@
 """The generation of an answer, token by token: logits, sampler, text, until it ends."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -81,11 +81,13 @@ class Generating:
         max_tokens: int | None = None,
         grammar: Step | None = None,
         progress: TokenProgress | None = None,
+        shown: Collection[int] = (),
     ) -> Generator[Piece, None, None]:
         """Append the prompt `ids` and stream an answer.
 
         params None: the defaults of SamplerParams, which sample at temperature 0.8. grammar: a
-        tamis.sampling.grammar.Grammar that constrains the answer. The last Piece has the finish
+        tamis.sampling.grammar.Grammar that constrains the answer. shown: control tokens whose
+        text is part of the answer, such as the marks of tool calls. The last Piece has the finish
         "stop" (end-of-generation token or stop string) or "length" (max_tokens, or the context is
         full). Tokens of the answer are in the KV cache as soon as they are yielded. Raises
         ValueError for max_tokens below 0.
@@ -97,7 +99,9 @@ class Generating:
         logits = self.prefill(ids, progress)
         n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
         try:
-            yield from generate(self, logits, sampler, self.tokenizer, n_max=n_max, stop=stop)
+            yield from generate(
+                self, logits, sampler, self.tokenizer, n_max=n_max, stop=stop, shown=shown
+            )
         except LogitsError:
             self.check_weights()
             raise
@@ -158,10 +162,12 @@ def generate(
     *,
     n_max: int,
     stop: Sequence[str] = (),
+    shown: Collection[int] = (),
 ) -> Iterator[Piece]:
     """Stream an answer of up to n_max tokens; logits: those of the prompt's last token.
 
-    The last Piece has the finish "stop" (end-of-generation token or stop string) or "length".
+    shown: control tokens whose text is part of the answer. The last Piece has the finish "stop"
+    (end-of-generation token or stop string) or "length".
     """
     stream, n_left = TextStream(stop=stop), n_max
     while n_left > 0:
@@ -171,7 +177,7 @@ def generate(
         if token in tokenizer.eog:
             yield Piece(stream.finish(), token, logprob, "stop")
             return
-        text = stream.push(tokenizer.piece(token))
+        text = stream.push(tokenizer.piece(token, special=token in shown))
         if stream.stopped is not None:
             yield Piece(text, token, logprob, "stop")
             return

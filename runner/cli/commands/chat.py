@@ -1,12 +1,15 @@
 """`tamis chat`: talk in the terminal. Ctrl-C stops the answer, Ctrl-D ends the program."""
 
 import argparse
+import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tamis.cli.commands import completion
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common, context, draft, group, samplers
+from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 from tamis.fetch.registry import DEFAULT, KNOWN, installed
 from tamis.platform.memory import available_bytes
@@ -52,6 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show answers as plain text, without rendering Markdown",
     )
+    tools = group(parser, "tools")
+    tools.add_argument(
+        "--mcp",
+        type=Path,
+        metavar="FILE",
+        help="JSON file with MCP servers, as Claude Desktop has it (mcpServers: command, args and "
+        "env, or url), whose tools the model may call; each call is asked about (default: no "
+        "tools)",
+    )
+    tools.add_argument(
+        "--mcp-allow",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="SERVER, or SERVER.TOOL, whose calls are made without a question; may be repeated; "
+        "without a terminal all others are refused (default: none)",
+    )
     common.add_adapter_arguments(parser)
 
 
@@ -61,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = samplers.params(arguments)
     samplers.check(arguments)
     draft.check(arguments)
+    configs = _mcp_configs(arguments)
     arguments.prefill = context.prefill(arguments.prefill, 0)
     engine = common.load_engine(arguments, progress)
     params = samplers.for_model(params, arguments, engine.path)
@@ -69,17 +90,55 @@ def run(arguments: argparse.Namespace) -> int:
     session = common.open_session(engine, arguments, progress)
     common.note_untrained(engine, session, arguments)
     drafts = draft.open_draft(engine, session, arguments)
-    chat = repl.Chat(engine, session, params, arguments, drafts)
-    note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
-    if lines.interactive() and (better := _better_model(engine.path.name)):
-        note(better)
-    if chat.completes:
-        note("It has no chat template (a base model): it continues what is written.")
-    for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
-        if not chat.handle(text):
-            break
-    chat.engine.close()
+    with contextlib.ExitStack() as stack:
+        tools = None
+        if configs and engine.vocab.chat_template is None:
+            raise UsageError(f"{engine.path.name} has no chat template: --mcp needs one")
+        if configs:
+            tools = _tools(configs, arguments)
+            stack.callback(tools.close)
+        chat = repl.Chat(engine, session, params, arguments, drafts, tools)
+        stack.callback(lambda: chat.engine.close())
+        note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
+        if lines.interactive() and (better := _better_model(engine.path.name)):
+            note(better)
+        if chat.completes:
+            note("It has no chat template (a base model): it continues what is written.")
+        for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
+            if not chat.handle(text):
+                break
     return int(chat.failed and not lines.interactive())
+
+
+def _mcp_configs(arguments: argparse.Namespace) -> list[Any]:
+    """The servers that --mcp names; [] without it. Raises UsageError, OSError."""
+    if arguments.mcp is None:
+        if arguments.mcp_allow:
+            raise UsageError("--mcp-allow is for the servers of --mcp: name their file")
+        return []
+    try:
+        from tamis.cli.conversation.mcp_servers import read_config
+    except ImportError as error:
+        raise UsageError(
+            f'--mcp needs the package mcp ({error}): pip install "tamis[mcp]"'
+        ) from None
+    return read_config(arguments.mcp)
+
+
+def _tools(configs: list[Any], arguments: argparse.Namespace) -> Any:
+    """The tools of the servers, which are started."""
+    from tamis.cli.conversation.mcp_servers import Servers
+    from tamis.cli.conversation.tools import Tools
+
+    servers = Servers(configs)
+    try:
+        tools = Tools(servers, arguments.mcp_allow)
+    except BaseException:
+        servers.close()
+        raise
+    n = len(servers.tools)
+    note(f"{n} tool{'s' * (n != 1)} of MCP servers: /tools lists them")
+    return tools
 
 
 def _better_model(file: str) -> str:

@@ -16,6 +16,15 @@ def interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
+def ask(question: str) -> str:
+    """The answer to a question at a terminal, in lower case; "" at the end of input."""
+    sys.stderr.flush()
+    try:
+        return input(question).strip().lower()
+    except EOFError:
+        return ""
+
+
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
     """A context in which a terminal does not show what is typed; the next prompt has it."""

@@ -38,6 +38,7 @@ COMMANDS = {
     "retry": ("", "another answer to the last message; also /regen"),
     "edit": ("[TEXT]", "ask the last question anew, changed"),
     "read": ("FILE", "read a text, PDF or HTML file now, to ask about it next"),
+    "tools": ("", "the tools of the servers of --mcp"),
     "think": ("[on|off]", "show the last thoughts, or all from now on"),
     "copy": ("", "copy the last answer to the clipboard"),
     "save": ("FILE", "keep the conversation and its state"),
@@ -54,10 +55,11 @@ KEYS = """\
 Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes on in the
 next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
 
-Message = dict[str, str]
+Message = dict[str, Any]  # texts, but for the list tool_calls
 LOOKED_AT = 16  # tokens after which an answer is looked at for a cycle
 REACH = max(LEAST, LONGEST * TIMES)  # tokens that it may span
 TAIL = 32  # tokens of a prompt's end, which show whether a thought is open already
+MOST_ROUNDS = 16  # answers to one question that end in calls of tools
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +97,14 @@ class Chat:
         params: Any,
         arguments: argparse.Namespace,
         drafts: Any = None,
+        tools: Any = None,
     ) -> None:
-        """Begin a conversation; drafts: an engine.drafting.Draft for the first model, or None."""
+        """Begin a conversation.
+
+        drafts: an engine.drafting.Draft for the first model, or None; tools: a
+        conversation.tools.Tools, or None.
+        """
+        self._tools = tools
         self._engine, self._session, self._params = engine, session, params
         self._arguments, self._drafts = arguments, drafts
         n = arguments.max_tokens
@@ -195,7 +203,25 @@ class Chat:
         self._texts, self._replaced = [], None
 
     def _reply(self, messages: list[Message]) -> None:
-        """Stream an answer to `messages`, which then are the conversation."""
+        """Stream an answer to `messages`, which then are the conversation.
+
+        Tools that it calls are asked, and the model answers again, as the conversation was before
+        if anything fails.
+        """
+        before = self._messages
+        try:
+            for _ in range(MOST_ROUNDS):
+                calls = self._answer(messages)
+                if not calls:
+                    return
+                messages = self._messages = [*self._messages, *self._tools.results(calls)]
+        except BaseException:
+            self._messages = before
+            raise
+        note(f"[{MOST_ROUNDS} rounds of calls; /retry goes on]")
+
+    def _answer(self, messages: list[Message]) -> list[dict[str, Any]]:
+        """Stream one answer, which joins `messages` as the conversation; returns its calls."""
         ids = self._encode(messages)
         if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
             messages, ids = self._shortened(messages, ids)
@@ -204,18 +230,21 @@ class Chat:
         self._session.truncate(same)
         progress = common.Progress()
         writer = draft.drafting(self._session, self._drafts, self._arguments)
+        parser = self._parser(ids)
         pieces = writer.generate(
             ids[same:],
             self._params,
             max_tokens=self._max_tokens,
             grammar=copy.deepcopy(self._grammar),
             progress=progress.reading(len(ids) - same, same),
+            shown=self._control_tokens(parser),
         )
-        shown = Shown(self._parser(ids), self._plain, thoughts=self._shows_thoughts)
-        start = time.perf_counter()
+        shown = Shown(parser, self._plain, thoughts=self._shows_thoughts)
+        start, calls = time.perf_counter(), list[dict[str, Any]]()
         try:
             with contextlib.closing(pieces), lines.without_echo():
                 shown.stream(pieces)
+            calls = shown.calls
         except KeyboardInterrupt:
             if not shown.text or not lines.interactive():
                 self._session.truncate(same)
@@ -228,7 +257,8 @@ class Chat:
             progress.clear()
         end, first = time.perf_counter(), shown.first
         self._speed = Speed(len(ids) - same, same, first - start, len(shown.said), end - first)
-        self._messages = [*messages, {"role": "assistant", "content": shown.text}]
+        answer: Message = {"role": "assistant", "content": shown.text}
+        self._messages = [*messages, answer | ({"tool_calls": calls} if calls else {})]
         self._thoughts = shown.thoughts
         if shown.said and shown.said[-1].finish == "length":
             note("[cut short: the context or --max-tokens is used up]")
@@ -242,22 +272,41 @@ class Chat:
         if self._session.audited:
             audit.write(self._session.audit)
             self._session.audit.reset()
+        return calls
 
     def _parser(self, ids: list[int]) -> Any:
-        """The parser that splits thoughts from the answer; None if the model does not think."""
+        """The parser of thoughts and calls of an answer; None if there are neither."""
+        if self._tools is not None:
+            return self._tools.parser(self._engine, self._end_of(ids))
         if self._format is None or self._format.think is None:
             return None
         from tamis.text.tool_calls import OutputParser
 
+        return OutputParser(self._format, prompt=self._end_of(ids))
+
+    def _control_tokens(self, parser: Any) -> frozenset[int]:
+        """The tokens whose text a parser needs though they are control tokens."""
+        encode = self._engine.tokenizer.encode
+        marks = () if parser is None else parser.marks
+        found = [encode(mark, add_special=False, parse_special=True) for mark in marks]
+        return frozenset(ids[0] for ids in found if len(ids) == 1)
+
+    def _end_of(self, ids: list[int]) -> str:
+        """The text of a prompt's end, with its control tokens."""
         piece = self._engine.tokenizer.piece
         end = b"".join(piece(i, special=True) for i in ids[-TAIL:])
-        return OutputParser(self._format, prompt=end.decode("utf-8", "replace"))
+        return end.decode("utf-8", "replace")
 
     def _encode(self, messages: list[Message]) -> list[int]:
         """Token ids of the conversation; for a base model those of its concatenated texts."""
         ids: list[int]
         if self.completes:
             ids = self._engine.tokenizer.encode("".join(m["content"] for m in messages))
+        elif self._tools is not None or any(m["role"] == "tool" for m in messages):
+            from tamis.bindings.drop_in.chat import ChatFormat
+
+            schemas = [] if self._tools is None else self._tools.schemas
+            ids = ChatFormat(self._engine, None).prompt(messages, schemas).ids
         else:
             ids = self._engine.encode_chat(messages)
         return ids
@@ -271,8 +320,11 @@ class Chat:
         tokens.
         """
         first, kept, short = int(messages[0]["role"] == "system"), messages, ids
-        while len(short) > self._session.n_ctx // 2 and len(kept) - first > 2:
-            kept = [*kept[:first], *kept[first + 2 :]]
+        while len(short) > self._session.n_ctx // 2:
+            after = (i for i, m in enumerate(kept) if i > first and m["role"] == "user")
+            if (end := next(after, None)) is None:
+                break
+            kept = [*kept[:first], *kept[end:]]
             short = self._encode(kept)
         if kept == messages:
             return messages, ids
@@ -305,9 +357,10 @@ class Chat:
         self._session.truncate(0)
 
     def _do_retry(self, _rest: str) -> None:
-        if not self._messages or self._messages[-1]["role"] != "assistant":
+        last = self._messages[-1]["role"] if self._messages else ""
+        if last not in ("assistant", "tool"):
             raise ValueError("there is no answer to replace")
-        self._reply(self._messages[:-1])
+        self._reply(self._messages if last == "tool" else self._messages[:-1])
 
     def _do_edit(self, rest: str) -> None:
         asked = [i for i, m in enumerate(self._messages) if m["role"] == "user"]
@@ -348,6 +401,11 @@ class Chat:
             self._session.prefill(ids[same:], reading)
         self._texts = texts
         note(f"[{rest}: {len(ids) - same} tokens read; ask about it]")
+
+    def _do_tools(self, _rest: str) -> None:
+        if self._tools is None:
+            raise ValueError("there are no tools: `tamis chat --mcp CONFIG` starts servers")
+        note(self._tools.listing())
 
     def _do_think(self, rest: str) -> None:
         if rest not in ("", "on", "off"):
@@ -517,6 +575,7 @@ class Shown:
         self._parser, self._plain, self._shows_thoughts = parser, plain, thoughts
         self.said: list[Any] = []
         self.period = 0  # of the cycle that ended the answer, in tokens
+        self._called: list[Any] = []
         self.text = self.thoughts = ""
         self.first = time.perf_counter()
 
@@ -530,9 +589,19 @@ class Shown:
                 for piece in itertools.chain(list(self.said), self._rest(pieces)):
                     self._take(answer, piece.text)
                 if self._parser is not None:
-                    self._deltas(answer, self._parser.finish())
+                    cut = bool(self.said) and self.said[-1].finish == "length"
+                    self._deltas(answer, self._parser.finish(cut=cut))
         finally:
             self._end_thoughts()
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of tools, in OpenAI's shape."""
+        if not self._called:
+            return []
+        from tamis.text.tool_calls import message_of
+
+        return list(message_of(self._called)["tool_calls"])
 
     def _rest(self, pieces: Iterator[Any]) -> Iterator[Any]:
         """Yield the pieces up to the end, or to a cycle, which models seldom leave."""
@@ -553,6 +622,8 @@ class Shown:
 
     def _deltas(self, answer: Any, deltas: list[Any]) -> None:
         for delta in deltas:
+            if delta.index is not None:
+                self._called.append(delta)
             if delta.reasoning:
                 self.thoughts += delta.reasoning
                 self._think(delta.reasoning)
@@ -625,12 +696,28 @@ def _parsed(name: str, value: str, old: Any) -> Any:
 
 
 def _are_messages(data: Any) -> bool:
-    """Whether a value from a file is a list of messages."""
-    return isinstance(data, list) and all(
-        isinstance(message, dict)
-        and message.keys() == {"role", "content"}
-        and all(isinstance(text, str) and _is_text(text) for text in message.values())
-        for message in data
+    """Whether a value from a file is a list of messages, some of them with calls and results."""
+    return isinstance(data, list) and all(map(_is_message, data))
+
+
+def _is_message(data: Any) -> bool:
+    if not isinstance(data, dict) or not {"role", "content"} <= data.keys():
+        return False
+    texts = {key: value for key, value in data.items() if key != "tool_calls"}
+    calls = data.get("tool_calls", [])
+    return (
+        texts.keys() <= {"role", "content", "name", "tool_call_id"}
+        and all(isinstance(text, str) and _is_text(text) for text in texts.values())
+        and isinstance(calls, list)
+        and all(map(_is_call, calls))
+    )
+
+
+def _is_call(data: Any) -> bool:
+    function = data.get("function") if isinstance(data, dict) else None
+    return isinstance(function, dict) and all(
+        isinstance(text, str) and _is_text(text)
+        for text in (data.get("id"), function.get("name"), function.get("arguments"))
     )
 
 
