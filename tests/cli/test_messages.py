@@ -61,6 +61,25 @@ def test_errors_name_what_was_typed(words, message, engine, capsys):
     assert shown.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("run -f https://example.org/a.txt hi", "a.txt"),
+        ("run -m https://example.org/b.gguf?c=d hi", "b.gguf"),
+        ("summarize -m smollm2 https://example.org/c/", "page.html"),
+        ("perplexity -f http://example.org/$(d).txt", "page.html"),
+    ],
+)
+def test_an_address_in_place_of_any_file_is_answered_with_how_to_fetch_it(
+    words, name, capsys, monkeypatch
+):
+    monkeypatch.setattr("tamis.fetch.registry.resolve", lambda _name: Path("fake.gguf"))
+    monkeypatch.setattr("tamis.engine.engine.Engine.load", lambda *_args, **_options: FakeEngine())
+    assert main(words.split()) in (1, 2)
+    shown = capsys.readouterr().err
+    assert f" is an address, files are read: curl -Lo {name} 'http" in shown
+
+
 def test_a_default_that_all_requests_would_be_refused_for_is_an_error(engine, capsys, tmp_path):
     pytest.importorskip("starlette")
     request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {}}

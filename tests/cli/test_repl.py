@@ -510,6 +510,7 @@ def test_set_confirms_and_says_what_a_setting_does(chat, capsys):
         "/set temp 0.25",
         "/set temp",
         "/set tmp 1",
+        "/set temperature 1",
         "/set top_n_sigma -1",
         "/set seed -2",
     ):
@@ -517,7 +518,9 @@ def test_set_confirms_and_says_what_a_setting_does(chat, capsys):
         said[line] = capsys.readouterr().err
     assert said["/set temp 0.25"] == "temp 0.25 (was 0.8)\n"
     assert said["/set temp"].startswith("temp 0.25: temperature: divides the logits")
-    assert "tmp is no setting, did you mean temp?" in said["/set tmp 1"].replace("; ", ", ")
+    assert said["/set tmp 1"].startswith("error: tmp is no setting; /set lists them")
+    assert said["/set tmp 1"].endswith("; did you mean temp?\n")
+    assert "did you mean temp?" in said["/set temperature 1"]
     assert said["/set top_n_sigma -1"] == "top_n_sigma -1 (was -1)\n"
     assert said["/set seed -2"] == "error: seed is -2, expected a whole number of at least -1\n"
 
@@ -525,15 +528,23 @@ def test_set_confirms_and_says_what_a_setting_does(chat, capsys):
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_table_of_settings_fits_the_terminal(chat, capsys, monkeypatch, width):
     monkeypatch.setattr(repl, "columns", lambda: width)
+    chat.handle("/set temp 0.5")
+    capsys.readouterr()
     chat.handle("/set")
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= width
     assert ("divides the logits" in shown) == (width > 60)
+    (temp,) = [line.split()[1:6] for line in shown.splitlines() if line.startswith("| temp ")]
+    assert temp == ["temp", "|", "0.5", "|", "0.8"]  # what it is, and was when the chat began
+    chat.handle("/help")
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) < width
 
 
 def test_an_address_is_no_file(chat, capsys):
     chat.handle("/read https://example.org/a")
-    assert "https://example.org/a is an address, files are read: curl -L" in capsys.readouterr().err
+    text = "https://example.org/a is an address, files are read: curl -Lo page.html"
+    assert text in capsys.readouterr().err
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_and_is_the_next_message(monkeypatch):

@@ -128,7 +128,7 @@ def _check(data: dict[str, Any], path: Path) -> None:
             raise settings.SettingsError(f"{path}: there is no command [{key}]{close}")
         if not isinstance(value, dict) and key not in every:
             close = did_you_mean(key, every)
-            raise settings.SettingsError(f"{path}: there is no flag --{key}{close}")
+            raise settings.SettingsError(f"{path}: no command has a flag --{key}{close}")
         for name, table in models.items():
             for inner in table if isinstance(table, dict) else ():
                 if inner not in every:

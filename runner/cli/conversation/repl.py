@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,7 +53,7 @@ COMMANDS = {
 }
 ALIASES = {"reset": "clear", "regen": "retry"}
 KEYS = """\
-Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes on in the
+Ctrl-C stops an answer: what is written of it stays. A line that ends in \\ goes on in the \
 next one; Alt-Enter does the same. Tab completes, Ctrl-R searches what was typed."""
 
 Message = dict[str, Any]  # texts, but for the list tool_calls
@@ -106,6 +107,7 @@ class Chat:
         """
         self._tools = tools
         self._engine, self._session, self._params = engine, session, params
+        self._first_params = params
         self._arguments, self._drafts = arguments, drafts
         n = arguments.max_tokens
         self._max_tokens, self._plain = None if n == -1 else n, arguments.plain
@@ -341,8 +343,10 @@ class Chat:
         return kept, short
 
     def _do_help(self, _rest: str) -> None:
-        rows = [f"/{name} {value}".ljust(20) + text for name, (value, text) in COMMANDS.items()]
-        note("\n".join([*rows, KEYS]))
+        texts = [f"/{name} {value}".ljust(20) + text for name, (value, text) in COMMANDS.items()]
+        width, below = columns() - 1, " " * 20
+        rows = [textwrap.fill(text, width, subsequent_indent=below) for text in texts]
+        note("\n".join([*rows, textwrap.fill(KEYS, width)]))
 
     def _do_system(self, rest: str) -> None:
         self._messages = [{"role": "system", "content": rest}] if rest else []
@@ -510,7 +514,7 @@ class Chat:
         if name not in known:
             close = did_you_mean(name, known)
             raise ValueError(
-                f"{name} is no setting{close}; /set lists them, /set NAME VALUE sets one"
+                f"{name} is no setting; /set lists them, /set NAME VALUE sets one{close}"
             )
         if not value:
             note(f"{name} {_shown(known[name])}: {_TEXTS[name]}")
@@ -522,18 +526,18 @@ class Chat:
         note(f"{name} {_shown(new)} (was {_shown(known[name])})")
 
     def _table(self, known: dict[str, Any]) -> list[str]:
-        """A table of the settings with their defaults, and what they do if that fits a line."""
-        usual = type(self._params)()
+        """The settings, now and at the start of the chat, and what they do if that fits a line."""
+        first = self._first_params
         rows = [
             {
                 "name": name,
                 "value": _shown(value),
-                "default": _shown(getattr(usual, name)),
+                "start": _shown(getattr(first, name)),
                 "text": _TEXTS[name],
             }
             for name, value in known.items()
         ]
-        titles = {"name": "setting", "value": "value", "default": "default", "text": ""}
+        titles = {"name": "setting", "value": "value", "start": "start", "text": ""}
         found = table.lines(rows, titles)
         if max(map(len, found)) <= columns():
             return found

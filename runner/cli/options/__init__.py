@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
 FEW = 6  # flags that a usage line lists
+LONG_START = 4  # letters; what begins with so long a name is meant to be it
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,5 +101,8 @@ def flags(parser: argparse.ArgumentParser) -> list[str]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message with the word nearest to an unknown one; "" if none is near."""
-    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6) if word else []
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=2, cutoff=0.6) if word else []
+    if not close:  # temperature: temp
+        close = [name for name in names if len(name) >= LONG_START and word.startswith(name)][:2]
     return f"; did you mean {' or '.join(close)}?" if close else ""

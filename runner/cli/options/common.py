@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.cli.options import group
-from tamis.cli.options.errors import UsageError
+from tamis.cli.options.errors import UsageError, address
 from tamis.cli.terminal import note
 from tamis.cli.terminal.progress import MIB as MIB
 from tamis.cli.terminal.progress import Progress
@@ -497,8 +497,8 @@ def _all_of_stdin() -> bytes:
 
 def check_is_file(name: str) -> None:
     """Raise UsageError for an address of the web in place of a file."""
-    if re.match(r"(?:https?|ftp)://", name):
-        raise UsageError(f"{name} is an address, files are read: curl -L '{name}' > page.html")
+    if text := address(name):
+        raise UsageError(text)
 
 
 def model_file(name: str | None, progress: Progress) -> Path:
@@ -510,6 +510,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
     from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, resolve
 
     if name is not None:
+        check_is_file(name)
         try:
             return resolve(name)
         except ModelError:

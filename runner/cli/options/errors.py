@@ -38,8 +38,26 @@ class UsageError(ValueError):
     """The command line is not valid: exit code 2."""
 
 
+def address(name: str) -> str:
+    """What to do where an address of the web is given in place of a file; "" if it is none."""
+    found = re.match(r"(https?|ftp):/+(.+)", name)  # a Path has one slash
+    if not found:
+        return ""
+    url = f"{found[1]}://{found[2]}"
+    _, _, file = found[2].split("?")[0].partition("/")
+    return f"{url} is an address, files are read: curl -Lo {_saved(file)} '{url}'"
+
+
+def _saved(path: str) -> str:
+    """A name for what is fetched: the path's last one, if it has a suffix and plain letters."""
+    name = path.rpartition("/")[2]
+    return name if re.fullmatch(r"\w[\w.-]*\.\w+", name) else "page.html"
+
+
 def one_line(error: Exception) -> str:
     """The error in one line."""
+    if isinstance(error, FileNotFoundError) and (text := address(str(error.filename))):
+        return printable(text)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
     text = with_flags(printable(" ".join(str(error).split())))

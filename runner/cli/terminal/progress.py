@@ -12,7 +12,7 @@ MIB = 1 << 20
 STAGES = {
     "load": "opening the model",
     "repack": "preparing the weights",
-    "compile": "compiling for this processor, once (`tamis warmup` does it ahead)",
+    "compile": "compiling, once per processor (ahead: tamis warmup)",
     "download": "downloading",
     "check": "checking the file",
     "join": "joining the parts",
@@ -49,7 +49,7 @@ class Progress:
         if total and done >= total:
             self.clear()
             return
-        self._draw(f"{STAGES.get(stage, stage)}: {share}{left}")
+        self._draw(STAGES.get(stage, stage), f": {share}{left}")
 
     def of(self, stage: str) -> Callable[[int, int], None]:
         """The function (done, total) that shows one stage."""
@@ -78,7 +78,7 @@ class Progress:
             if done >= total:
                 self.clear()
             else:
-                self._draw(f"reading {total} tokens: {100 * done // total:3d} %{left}")
+                self._draw(f"reading {total} tokens", f": {100 * done // total:3d} %{left}")
 
         return told
 
@@ -89,8 +89,10 @@ class Progress:
             sys.stderr.flush()
             self._shown = False
 
-    def _draw(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text[: columns() - 1]}")
+    def _draw(self, text: str, share: str = "") -> None:
+        """Draw the line; where it is too long, the text is shortened and the share stays."""
+        room = max(columns() - 1 - len(share), 0)
+        sys.stderr.write(f"\r\x1b[K{text[:room]}{share[: columns() - 1]}")
         sys.stderr.flush()
         self._shown = True
 
