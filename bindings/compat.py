@@ -545,7 +545,10 @@ class Llama:
             sent = yield token
             with self._lock:
                 if turn != self._turn:
-                    raise RuntimeError("another call on this Llama has taken over its context")
+                    raise RuntimeError(
+                        "another call on this Llama has taken over its context: read a stream to "
+                        "its end first, or give each answer an Engine.session of its own"
+                    )
                 sampler.read(sent or ())
                 row = self._follow(token, list(sent or ()))
 

@@ -43,7 +43,7 @@ class ChatApp(App[None]):
         for chunk in self._llm.create_chat_completion(
             self.messages, max_tokens=self._max_tokens, stream=True
         ):
-            text += chunk["choices"][0]["delta"].get("content", "")
+            text += chunk["choices"][0]["delta"].get("content") or ""
             self.call_from_thread(shown.update, text)
         self.messages.append({"role": "assistant", "content": text})
         self.call_from_thread(self._ask_again)

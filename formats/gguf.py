@@ -140,6 +140,9 @@ class GGUFFile:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"<GGUFFile {self.path}>"
+
     def _open_parts(self) -> None:
         named = _Part(self.path)
         self._parts.append(named)

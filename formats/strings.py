@@ -32,6 +32,9 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} Strings>"
+
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload

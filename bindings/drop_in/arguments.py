@@ -8,10 +8,13 @@ from typing import Any
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.flat.params import KV_TYPE_NAMES
 from tamis.engine.adapters import Adapters, Lora
+from tamis.engine.checks import nearest
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.jit_kernels.backends import device_for
 from tamis.jit_kernels.cuda.runtime.driver import CudaError
+
+CALLER = 4  # stack levels from here: the method, the check of its arguments, their caller
 
 # Arguments of the constructor without effect, and the values that need no warning.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -44,8 +47,9 @@ def warn_without_effect(given: Mapping[str, Any], unknown: Iterable[str]) -> Non
     names = [name for name, usual in _WITHOUT_EFFECT.items() if given[name] not in usual]
     if given["n_threads_batch"] not in (None, given["n_threads"]):
         names.append("n_threads_batch")
-    for name in [*names, *unknown]:
-        warnings.warn(f"{name} has no effect in tamis.Llama", stacklevel=3)
+    names += [f"{name}{nearest(name, given)}" for name in unknown]
+    for name in names:
+        warnings.warn(f"{name} has no effect in tamis.Llama", stacklevel=CALLER)
 
 
 def load_engine(
@@ -95,7 +99,7 @@ def kv_type(value: int | None, name: str) -> str:
 def sampling_of(given: Mapping[str, Any]) -> Sampling:
     """The sampling arguments among those of a method."""
     if given["tfs_z"] != 1.0:
-        warnings.warn("tfs_z has no effect in tamis.Llama, as in llama.cpp", stacklevel=3)
+        warnings.warn("tfs_z has no effect in tamis.Llama, as in llama.cpp", stacklevel=CALLER)
     values = {name: given[name] for name in Sampling.__dataclass_fields__ if name in given}
     if "temperature" in given:
         values["temp"] = given["temperature"]

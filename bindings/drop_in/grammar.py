@@ -45,6 +45,10 @@ class LlamaGrammar:
     def __init__(self, *args: Any, _grammar: str, _is_schema: bool = False, **kwargs: Any) -> None:
         self._grammar, self._is_schema = _grammar, _is_schema
 
+    def __repr__(self) -> str:
+        kind = "a JSON schema" if self._is_schema else "GBNF"
+        return f"<LlamaGrammar of {kind}: {len(self._grammar)} characters>"
+
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
         """A grammar in GBNF, llama.cpp's notation, whose rule `root` is the answer.

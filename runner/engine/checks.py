@@ -3,11 +3,12 @@
 `typed` checks the calls of a function by its annotations.
 """
 
+import difflib
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -56,7 +57,12 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            names = [*signature.parameters]
+            close = [nearest(name, names) for name in kwargs if name not in names]
+            raise TypeError(f"{function.__qualname__}: {error}{''.join(close[:1])}") from None
         for name, hint in hints().items():
             if name not in given:
                 continue
@@ -67,6 +73,12 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message with the name that was meant; "" if none is near."""
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
@@ -125,7 +137,8 @@ def _described(hint: Any) -> str:
     if kind in (list, tuple, Sequence):
         many = _MANY.get(typing.get_origin(inner[0]) or inner[0]) if inner else None
         return f"a list of {many}" if many else "a list"
-    return _ONE.get(kind) or f"a {getattr(kind, '__name__', kind)}"
+    name = str(getattr(kind, "__name__", kind))
+    return _ONE.get(kind) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def check_count(name: str, value: Any, least: int = 0) -> None:
@@ -163,6 +176,8 @@ def check_messages(messages: Any) -> None:
             raise TypeError(f"messages[{i}] is {shown(message)}, expected a dictionary: {remedy}")
         if not isinstance(message.get("role"), str):
             raise TypeError(f'messages[{i}] has no text as its "role": {remedy}')
+        if "content" not in message and message["role"] in ("system", "user"):
+            raise TypeError(f'messages[{i}] has no "content": {remedy}')
         content = message.get("content")
         parts = content if isinstance(content, list | tuple) else ()
         if not isinstance(content, str | None | list | tuple) or not all(

@@ -95,6 +95,9 @@ class Audit:
         self._n_decoded = 0
         self.reset()
 
+    def __repr__(self) -> str:
+        return f"<Audit of 1 in {self.every} steps: {self._n_decoded} decoded>"
+
     def reset(self) -> None:
         """Drop the samples; the count of steps continues."""
         self._samples: list[np.ndarray] = []

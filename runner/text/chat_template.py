@@ -102,6 +102,9 @@ class ChatTemplate:
         # Gemma 4's template opens no answer after a message with text, calls and their results.
         self._turn = "<|turn>model\n" if "'<|tool_call>call:'" in source else ""
 
+    def __repr__(self) -> str:
+        return f"<ChatTemplate of {len(self.source)} characters>"
+
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any
     ) -> str:

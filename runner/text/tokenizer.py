@@ -142,6 +142,9 @@ class Tokenizer:
         self._control = frozenset(marks.union(self._texts(_HIDDEN).values()))
         self._special_cutter = _Cutter(literal, self._control)
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer of {self.n_vocab} tokens, {self._vocab.model} {self._vocab.pre}>"
+
     def _texts(self, types: tuple[TokenType, ...]) -> dict[str, int]:
         """The tokens of these types by their text; of equal ones the last, as in a lookup."""
         tokens = self._vocab.tokens

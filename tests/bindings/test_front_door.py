@@ -124,6 +124,11 @@ def test_calls_after_close_are_errors(model):
         (lambda e, s: tamis.summarize(e, 5), "text is 5, expected a text"),
         (lambda e, s: tamis.summarize(5, "x"), "engine is 5, expected an Engine: Engine.load"),
         (lambda e, s: NumpySelector(None), "scores is None, expected a function"),
+        (lambda e, s: e.encode_chat([{"role": "user"}]), 'messages[0] has no "content": write ['),
+        (
+            lambda e, s: Engine.load("x", n_thread=1),
+            "Engine.load: got an unexpected keyword argument 'n_thread'; did you mean n_threads?",
+        ),
     ],
 )
 def test_wrong_types_are_reported_with_what_to_write(model, call, said):
@@ -142,6 +147,7 @@ def test_wrong_types_are_reported_with_what_to_write(model, call, said):
             {"kv_ram": 1 << 28, "kv_dir": "/", "kv_unit": 3},
             "kv_unit is 3, expected one of 1, 16, 64",
         ),
+        ({"attn": 5}, "5 is no method of attn"),
         ({"attn": "nosuch"}, "attention method 'nosuch' is not known; attn takes auto, bigbird"),
     ],
 )
@@ -164,6 +170,12 @@ def test_wrong_values_of_calls_leave_the_session_as_it_was(model, call, said):
         with pytest.raises(ValueError, match=said):
             list(call(session))
         assert session.tokens == [5, 6]
+
+
+def test_an_argument_that_llama_does_not_know_is_warned_of_where_it_is_written(model):
+    with pytest.warns(UserWarning, match="n_ctxx; did you mean n_ctx. has no effect") as found:
+        Llama(str(model), n_ctx=64, n_ctxx=5).close()
+    assert found[0].filename == __file__
 
 
 def test_what_was_read_is_exported_as_arrays(model):
@@ -314,3 +326,18 @@ def test_objects_say_what_they_are(model):
     with Llama(str(model), n_ctx=64, verbose=False) as llm:
         llm.eval([5, 6])
         assert repr(llm) == f"<Llama of {model.name}: 2 of 64 tokens>"
+        grammar = tamis.LlamaGrammar.from_string('root ::= "a"')
+        assert repr(grammar) == "<LlamaGrammar of GBNF: 12 characters>"
+
+
+def test_no_public_object_is_shown_by_its_address(model):
+    with (
+        Engine.load(model, n_threads=1) as engine,
+        engine.session(n_ctx=64, audit=2) as session,
+    ):
+        found = [engine.tokenizer, engine.chat_template, engine.file, engine.vocab.tokens]
+        found += [session, session.audit, NumpySelector(np.argmax), tamis.Settings()]
+        found += session.generate([5], max_tokens=1)
+        assert [repr(each) for each in found if " object at 0x" in repr(each)] == []
+        assert repr(session.audit) == "<Audit of 1 in 2 steps: 1 decoded>"
+        assert repr(engine.file) == f"<GGUFFile {model}>"
