@@ -77,8 +77,8 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message with the name that was meant; "" if none is near."""
-    found = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
