@@ -1,5 +1,7 @@
 """Answers about one text, which is read once; its KV cache is kept for further questions."""
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from tamis.version import __version__
 if TYPE_CHECKING:
     from tamis.engine.engine import Engine
     from tamis.engine.session import Progress
+
+KEEP_EVERY = 120.0  # seconds of reading that may be lost where a process is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,12 @@ class Reader:
         n_kept = self._recall(session, plan, text, ids)
         watch.meter.begin(watch.name, Work(len(ids), n_answer, at=n_kept))
         n_text = n_kept
-        if keep and not n_kept:
-            n_text = shared(ids, self._engine.encode_chat(message(text, "")))
-            session.prefill(ids[:n_text], self._told(watch, 0))
-            self._keep(session, plan, text)
+        if keep:
+            n_text = max(n_kept, shared(ids, self._engine.encode_chat(message(text, ""))))
+            if 0 < n_kept < n_text:
+                watch.say(f"{watch.name}: {n_kept} of {n_text} tokens were read before")
+            while session.n_past < n_text:
+                self._read(session, plan, text, ids[session.n_past : n_text], watch)
         pieces = []
         draft = with_ngrams(None, session, NGrams(), DRAFT_MAX)
         writer = session if draft is None else Drafting(session, draft)
@@ -112,6 +118,25 @@ class Reader:
             n_kept=n_kept,
             n_written=len(pieces),
         )
+
+    def _read(
+        self, session: Session, plan: Plan, text: str, ids: Sequence[int], watch: Watch
+    ) -> None:
+        """Append tokens of a text for KEEP_EVERY seconds, and save the KV cache.
+
+        It is saved, too, with the tokens done, where reading is interrupted.
+        """
+        told, n_past = self._told(watch, session.n_past), session.n_past
+        due = time.monotonic() + KEEP_EVERY
+        try:
+            with contextlib.closing(session.prefill_steps(ids)) as steps:
+                for done in steps:
+                    told(done, len(ids))
+                    if time.monotonic() >= due:
+                        break
+        finally:
+            if session.n_past > n_past:
+                self._keep(session, plan, text)
 
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session with the plan's settings: the present one, or a new one."""

@@ -27,6 +27,7 @@ from tamis.formats.documents import Document
 from tamis.sampling.chain import SamplerParams
 from tamis.select.notation import LONG_PREFILL
 from tamis.summary import plan as planning
+from tamis.summary import reader
 from tamis.summary.cache import Cache
 from tamis.summary.meter import Work, WorkMeter
 from tamis.summary.plan import Settings, choose
@@ -326,6 +327,42 @@ def test_an_interrupted_document_goes_on_where_it_was(engine, cache):
     assert (summary.text, summary.n_parts) == (expected.text, expected.n_parts)
     assert len(set(engine.prompts)) == len(engine.prompts)
     assert engine.prompts[:5] == done
+
+
+@pytest.mark.parametrize("chunk", [3, 30])
+def test_a_document_that_is_read_whole_goes_on_where_it_was(engine, cache, monkeypatch, chunk):
+    """All was read again: what was kept were whole parts only, and the line said otherwise."""
+    monkeypatch.setattr(reader, "KEEP_EVERY", 0 if chunk == 3 else 1e9)
+    text, said = TEXT[:3000], []
+    expected = summarize(ScribeEngine(engine.path.parent), text, SHORT)
+    steps, saves = 0, []
+
+    def save(session, path):
+        saves.append(session.n_past)
+        FakeSession.save(session, path)
+
+    monkeypatch.setattr(Scribe, "save", save)
+
+    def check():
+        nonlocal steps
+        steps += 1
+        if steps == chunk:
+            raise KeyboardInterrupt
+
+    def watch(name):
+        return replace(silent(name), say=said.append, check=check)
+
+    summarizer = Summarizer(engine, SHORT, cache)
+    with pytest.raises(KeyboardInterrupt):
+        summarizer.summarize(Document("text", text), watch("text"))
+    done = 64 * (chunk - 1)  # it is asked once before
+    assert saves[-1] == done
+    assert saves[0] == (64 if chunk == 3 else done)  # a killed process loses KEEP_EVERY seconds
+    engine.reads.clear()
+    summary = Summarizer(engine, SHORT, cache).summarize(Document("text", text), watch("text"))
+    assert summary.text == expected.text
+    assert (summary.n_kept, summary.n_read) == (done, expected.n_read - done)
+    assert [line for line in said if line.startswith(f"text: {done} of ")] == said[-1:]
 
 
 # What is chosen
@@ -667,6 +704,16 @@ def test_on_a_terminal_the_answer_streams_and_progress_has_a_time(cli, monkeypat
     assert err.endswith("\r\x1b[K")
     assert cli("long") == 0
     assert capsys.readouterr().out == "<1>\n"
+
+
+def test_without_a_terminal_a_line_is_written_now_and_then(cli, monkeypatch, capsys):
+    """A document that is read whole has no parts to tell: minutes passed without a word."""
+    Path("long").write_text(TEXT[:3000])
+    assert cli("long", "--no-cache") == 0
+    assert "% done" not in capsys.readouterr().err
+    monkeypatch.setattr(command, "SAY_EVERY", 0)
+    assert cli("long", "--no-cache") == 0
+    assert re.search(r"^long: \d+ % done, \d+ s left$", capsys.readouterr().err, re.MULTILINE)
 
 
 @pytest.mark.parametrize("n_column", [40, 60, 300])

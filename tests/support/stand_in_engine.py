@@ -61,6 +61,15 @@ class FakeSession:
         self.tokens += [int(i) for i in ids]
         return np.zeros(N_VOCAB, np.float32)
 
+    def prefill_steps(self, ids: Any) -> Iterator[int]:
+        done = 0
+        try:
+            while done < len(ids):
+                done = min(done + 64, len(ids))
+                yield done
+        finally:
+            self.prefill(ids[:done])
+
     def decode(self, token_id: int) -> Any:
         return self.prefill([token_id])
 

@@ -28,6 +28,7 @@ N_WORDS = 150
 NOT_FOUND = 3  # exit status
 N_QUOTE = 240  # characters of a quote in text output; JSON has all of it
 DRAW_EVERY = 0.1  # seconds
+SAY_EVERY = 30.0  # seconds without a line, where there is no terminal
 BAR = 20  # characters
 
 
@@ -228,14 +229,21 @@ def _kv_folder(arguments: argparse.Namespace) -> Path | None:
 
 
 class _Line:
-    """Progress of all documents, in one line on standard error if that is a terminal."""
+    """Progress of all documents, in one line on standard error if that is a terminal.
+
+    Elsewhere a line is written after SAY_EVERY seconds without one.
+    """
 
     def __init__(self, meter: Any) -> None:
         self._meter, self._progress = meter, common.Progress()
         self._lock, self._drawn, self.silent = threading.Lock(), 0.0, not sys.stderr.isatty()
+        self._said = time.monotonic()
 
     def draw(self, name: str) -> None:
         """Show the progress, at most ten times per second."""
+        if not sys.stderr.isatty():
+            self._tell(name)
+            return
         with self._lock:
             if self.silent or time.monotonic() - self._drawn < DRAW_EVERY:
                 return
@@ -246,6 +254,11 @@ class _Line:
                 how = f" [{bar:.<{BAR}}] {100 * left[0]:.0f} %, {duration(left[1])} left"
             sys.stderr.write(f"\r\x1b[K{_fitting(visible(name), how)}")
             sys.stderr.flush()
+
+    def _tell(self, name: str) -> None:
+        left = self._meter.left()
+        if left is not None and time.monotonic() - self._said >= SAY_EVERY:
+            self.say(f"{name}: {100 * left[0]:.0f} % done, {duration(left[1])} left")
 
     def clear(self) -> None:
         """Erase the line."""
@@ -264,6 +277,7 @@ class _Line:
     def say(self, text: str) -> None:
         """Write a line for the user, in place of the progress."""
         with self._lock:
+            self._said = time.monotonic()
             self.clear()
             note(visible(text))
 
