@@ -859,6 +859,29 @@ def test_a_connection_with_a_request_is_not_ended_by_the_time_of_a_head():
     connected(QUICK, work, answer)
 
 
+def test_the_time_of_a_head_is_one_however_many_parts_it_has():
+    gone = asyncio.Event()
+
+    async def answer(send):
+        await gone.wait()
+
+    async def work(connection, transport, made):
+        for part in (b"GET / HTTP/1.1\r\n", b"Host: local", b"host\r\n\r\n"):
+            connection.data_received(part)
+        assert not connection.idle
+        await asyncio.sleep(0.15)
+        assert not transport.aborted, "the head has come whole"
+
+    async def dribble(connection, transport, made):
+        for part in [b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9]:
+            connection.data_received(part)
+            await asyncio.sleep(0.02)
+        assert transport.aborted, "each part does not give it more time"
+
+    connected(QUICK, work, answer)
+    connected(QUICK, dribble)
+
+
 def test_a_connection_that_was_used_has_the_time_of_a_head_again():
     async def answer(send):
         head = [(b"content-length", b"0")]
@@ -1127,62 +1150,3 @@ def test_an_address_that_is_taken_is_an_error():
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             listen.serve(Program(), "127.0.0.1", port, **how)
-
-
-# --- Unix sockets ---------------------------------------------------------------------------------
-
-
-def test_a_path_is_what_has_a_slash_or_the_ending_of_a_socket():
-    found = [listen.is_path(host) for host in ("/a", "./a", "a.sock", "a", "::1", "1.2.3.4", ".")]
-    assert found == [True, True, True, False, False, False, False]
-
-
-def left_socket(path):
-    """The file of a socket whose process has ended without removing it."""
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))
-
-
-def test_a_socket_is_this_users_alone_and_gone_at_the_end(tmp_path):
-    path, before = tmp_path / "a", os.umask(0o022)
-    try:
-        with listen._unix_listener(path) as listener:
-            assert os.umask(0o022) == 0o022
-            assert path.stat().st_mode & 0o777 == 0o600
-            assert not listener.getblocking()
-            listener.listen()
-            with pytest.raises(OSError, match="in use") as taken, listen._unix_listener(path):
-                pass
-            assert taken.value.filename == str(path)
-            assert path.exists(), "that of a server that is there"
-            assert os.umask(0o022) == 0o022
-        assert not path.exists()
-        assert listener.fileno() == -1
-    finally:
-        os.umask(before)
-
-
-def test_what_a_crash_has_left_is_replaced_and_nothing_else(tmp_path):
-    path, text, linked = tmp_path / "a", tmp_path / "text", tmp_path / "linked"
-    left_socket(path)
-    text.write_text("the user's")
-    linked.symlink_to(text)
-    with listen._unix_listener(path) as listener:
-        listener.listen()
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(str(path))
-    for taken in (text, linked):
-        with pytest.raises(OSError, match="in use"), listen._unix_listener(taken):
-            pass
-    assert text.read_text() == "the user's"
-    assert linked.is_symlink()
-
-
-def test_a_file_that_took_the_sockets_place_stays(tmp_path):
-    path = tmp_path / "a"
-    with listen._unix_listener(path):
-        path.unlink()
-        path.write_text("another's")
-    assert path.read_text() == "another's"
-    with listen._unix_listener(tmp_path / "b"):
-        (tmp_path / "b").unlink()  # and one that is gone is no error
