@@ -18,6 +18,7 @@ import pytest
 from tamis.tools import peer_models, peer_server
 
 EVENTS = "TAMIS_PEER_EVENTS"
+START_SECONDS = 300  # the suite's 60 are too few where much else runs, or kernels are compiled
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
@@ -83,6 +84,7 @@ def _adjust(utils: Any) -> None:
         return found
 
     utils.ServerProcess.make_request = with_any_case
+    utils.ServerProcess.start.__defaults__ = (START_SECONDS,)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     utils.download_file = _downloaded
     utils.match_regex = lambda _pattern, text: bool(text)

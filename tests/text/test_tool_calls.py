@@ -636,6 +636,15 @@ def test_what_small_models_write_within_marks_is_a_call_or_stays_text_whole(text
     assert (message["content"] or "") == ("" if WAYS[text] else text)
 
 
+@pytest.mark.parametrize("n", [1, 3, 7, 9999])
+@pytest.mark.parametrize("name", ["llama", "minimax", "mistral", "qwen coder", "glm"])
+def test_models_write_marks_of_other_models(name, n):
+    """Fenced or not, and as a list: as a whole answer in every format that has none of its own."""
+    for text in (f"```json\n{ONE}\n```", f"[{ONE}]"):
+        message = pieces_of(chat(TEMPLATES[name]), f"<tool_call>\n{text}\n</tool_call>", n)
+        assert said(message) == ("", "", [("stop", {"city": "x", "days": 1})])
+
+
 @pytest.mark.parametrize(("end", "n"), [("", 0), ("\n```", 1), ("\n```\n</tool_call>", 1)])
 def test_a_fenced_call_that_a_limit_cuts_off_is_one_once_its_fence_is_closed(end, n):
     p = parser(chat(TEMPLATES["hermes"]))

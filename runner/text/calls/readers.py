@@ -89,7 +89,7 @@ class CallReader:
         # Models also use other models' notations after the same mark.
         if c == "{" and style in ("json", "tag", "tagged"):
             return (yield from self._json())
-        if c == "`" and style in ("json", "tag", "tagged"):
+        if c in ("`", "[") and style in ("json", "tag", "tagged"):
             return (yield from self._boxed())
         if style == "json" and mark == "[TOOL_CALLS]":
             style = "tag"
@@ -463,13 +463,12 @@ class CallReader:
         return None
 
     def _boxed(self) -> Steps[Found]:
-        """Read fenced JSON within the marks of a call: it must fit a known tool.
+        """Read fenced JSON, or a list of it, within the marks of a call: it must fit known tools.
 
         Small models of Qwen2.5 Coder write their calls so.
         """
         tape = self._tape
-        if not (yield from tape.mark(f for f, end in _FENCES.items() if end == _CODE)):
-            return None
+        yield from tape.mark(fence for fence, end in _FENCES.items() if end == _CODE)
         yield from tape.space()
         in_list = yield from tape.mark(["["])
         yield from tape.space()
@@ -501,10 +500,13 @@ class CallReader:
             return None
         while True:
             fence = yield from tape.mark((*(self._format.openers if own else ()), *_FENCES))
-            found = yield from self._fenced(_FENCES.get(fence, ""))
+            ends = [_FENCES[fence]] if fence in _FENCES else []
+            yield from tape.space()
+            inner = yield from tape.mark(_FENCES if ends else ())
+            found = yield from self._fenced([_FENCES[inner], *ends] if inner else ends)
             if not found or not all(call.name in self._tools for call in found):
                 return None
-            if not own and not self._fit(found):
+            if (inner or not own) and not self._fit(found):
                 return None
             calls += found
             for mark in self._format.closers:
@@ -516,24 +518,27 @@ class CallReader:
             if fence not in _FENCES:
                 return None
 
-    def _fenced(self, end: str) -> Steps[Found]:
-        """Read calls and the mark that ends them, which may be missing in a whole answer."""
+    def _fenced(self, ends: Sequence[str]) -> Steps[Found]:
+        """Read calls and the marks that end them, which may be missing in a whole answer."""
         tape = self._tape
         yield from tape.space()
         marks = self._format.triggers if self._format.style == "json" else ()
-        own = end and (yield from tape.mark(marks))
+        own = yield from tape.mark(marks if ends else ())
         yield from tape.space()
         in_list = yield from tape.mark(["["])
         yield from tape.space()
         if in_list and (yield from tape.peek()) not in ("", "{"):
-            return (yield from self._untagged_python(end))
+            return (yield from self._untagged_python(ends))
         found = yield from self._untagged_objects(bool(in_list))
         yield from tape.space()
         for mark in self._format.closers if own else ():
             yield from tape.mark([mark])
             yield from tape.space()
-        is_ended = not end or (yield from tape.mark([end]))
-        return None if not is_ended and self._is_cut() else found
+        for end in filter(None, ends):
+            if not (yield from tape.mark([end])) and self._is_cut():
+                return None
+            yield from tape.space()
+        return found
 
     def _untagged_objects(self, in_list: bool) -> Steps[Found]:
         tape, found = self._tape, list[Call]()
@@ -553,14 +558,16 @@ class CallReader:
                 return None
         return None if in_list else found
 
-    def _untagged_python(self, end: str) -> Steps[Found]:
+    def _untagged_python(self, ends: Sequence[str]) -> Steps[Found]:
         """A list of calls in Python's syntax, after its bracket, to the answer's end."""
         name = yield from self._tape.name()
         if name not in self._tools or (yield from self._tape.peek()) != "(":
             return None
         pieces: list[str] = []
         yield from self._tape.upto((), pieces.append)
-        text = "".join(pieces).rstrip().removesuffix(end)
+        text = "".join(pieces)
+        for end in reversed(ends):
+            text = text.rstrip().removesuffix(end)
         calls = python_calls(f"[{name}{text}")
         if not calls:
             return None
