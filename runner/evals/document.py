@@ -38,7 +38,6 @@ _STYLE = (
     "td:first-child,th:first-child{position:sticky;left:0;background:Canvas}"
     "h1{font-size:1.5em;line-height:1.25}code{font-size:.95em}"
     ".plots svg{max-width:100%;height:auto;margin:0 1em 1em 0}"
-    "@media(prefers-color-scheme:dark){.plots svg{filter:invert(.88) hue-rotate(180deg)}}"
 )
 Block = str | Table | Gallery  # text that begins with "# " is a heading, other text a paragraph
 

@@ -1,4 +1,7 @@
-"""Plots as SVG text: lines, points and heat maps, without a plotting library."""
+"""Plots as SVG text: lines, points and heat maps, without a plotting library.
+
+Colours are classes of a style in each plot, which has others for dark pages.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +10,38 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 480, 360  # without the legend, which is to the right
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 30, 18, 44
+_BAR = 96  # the height of a colour bar
 _LETTER = 6.5  # the width of a letter in pixels, on average at most
+# Of series, on white and on dark paper.
 _COLOURS = (
-    *("#1b6ca8", "#d1495b", "#3c887e", "#e09f3e", "#6a4c93", "#7f5539", "#4d4d4d", "#c71f8e"),
-    *("#58a618", "#00a6c7"),
+    ("#1b6ca8", "#6db6ee"),
+    ("#d1495b", "#f28b98"),
+    ("#3c887e", "#6cc9bc"),
+    ("#b0711a", "#f0b860"),
+    ("#6a4c93", "#b79ce0"),
+    ("#7f5539", "#cfa283"),
+    ("#4d4d4d", "#bbbbbb"),
+    ("#c71f8e", "#f07ac8"),
+    ("#3f7d0e", "#8fd35a"),
+    ("#007f99", "#4fd0e8"),
 )
+# The classes of shapes: ink, grid, paper, the ramp of heat maps (drawn more opaque for more).
+_SHADES = {
+    "ink": ("#333", "#ddd"),
+    "grid": ("#ddd", "#444"),
+    "paper": ("#fff", "#161616"),
+    "ramp": ("#0b3d91", "#8ec5ff"),
+} | {f"s{i}": shades for i, shades in enumerate(_COLOURS)}
+
+
+def _style(dark: int) -> str:
+    return "".join(
+        f".{name}{{fill:{shades[dark]}}}.{name}-line{{stroke:{shades[dark]};fill:none}}"
+        for name, shades in _SHADES.items()
+    )
+
+
+_STYLE = f"<style>{_style(0)}@media(prefers-color-scheme:dark){{{_style(1)}}}</style>"
 
 
 class Point(NamedTuple):
@@ -57,45 +87,63 @@ def chart(series: Mapping[str, Sequence[Point]], x: Axis, y: Axis, *, lines: boo
     """Points of each series with their intervals, optionally joined by lines."""
     parts = [*_axes(x, y)]
     for i, (name, points) in enumerate(series.items()):
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = f"s{i % len(_COLOURS)}"
         # Slightly apart, so that equal values and their intervals can be told apart.
         shift = 3 * (i - (len(series) - 1) / 2) if lines else 0
         places = [(_x(x, p.x) + shift, _y(y, p.y), _y(y, p.low), _y(y, p.high)) for p in points]
         if lines and len(places) > 1:
             path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in places)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
+            parts.append(f'<polyline points="{path}" class="{colour}-line"/>')
         for p, (a, b, low, high) in zip(points, places, strict=True):
             parts.append(_line(a, low, a, high, colour))
             said = f"{name}: {p.y:.3f} ({p.low:.3f} to {p.high:.3f}) at {p.x:g}"
             parts.append(
-                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}">'
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" class="{colour}">'
                 f"<title>{escape(said)}</title></circle>"
             )
         at = _TOP + 8 + 16 * i
-        parts.append(f'<circle cx="{WIDTH}" cy="{at - 4}" r="4" fill="{colour}"/>')
+        parts.append(f'<circle cx="{WIDTH}" cy="{at - 4}" r="4" class="{colour}"/>')
         parts.append(_text(WIDTH + 10, at, name))
     legend = 20 + math.ceil(_LETTER * max(map(len, series), default=0))
     return _svg(parts, WIDTH + legend, max(HEIGHT, _TOP + 16 * len(series) + 16))
 
 
 def heat_map(rows: Sequence[Sequence[float]], title: str) -> str:
-    """Values from 0 to 1, one row per layer and one column per KV head: dark is 1."""
+    """Values from 0 to 1, one row per layer and one column per KV head, with a colour bar.
+
+    The stronger a cell stands out from the paper, the larger its value.
+    """
     cell_w, cell_h = max(12, min(40, 240 // max(1, len(rows[0])))), 12
-    parts = [_text(0, 12, title)]
+    n_col = len(rows[0])
+    parts = [_text(0, 12, title), *_colour_bar(30 + cell_w * n_col + 14, 34)]
     for i, row in enumerate(rows):
         top = 34 + cell_h * i
         if i % 4 == 0:
             parts.append(_text(24, top + 10, str(i), anchor="end"))
         for j, value in enumerate(row):
-            shade = round(255 - 215 * min(max(value, 0.0), 1.0))
+            place = f'x="{30 + cell_w * j}" y="{top}" width="{cell_w - 1}" height="{cell_h - 1}"'
             parts.append(
-                f'<rect x="{30 + cell_w * j}" y="{top}" width="{cell_w - 1}" height="{cell_h - 1}" '
-                f'fill="rgb({shade},{shade},255)"><title>layer {i}, KV head {j}: {value:.3f}'
-                "</title></rect>"
+                f'<rect {place} class="ramp" fill-opacity="{min(max(value, 0.0), 1.0):.3f}">'
+                f"<title>layer {i}, KV head {j}: {value:.3f}</title></rect>"
             )
     parts.append(_text(30, 28, "KV heads; layers downwards"))
-    width = max(200, 40 + cell_w * len(rows[0]), math.ceil(_LETTER * len(title)))
-    return _svg(parts, width, 40 + cell_h * len(rows))
+    width = max(200, 100 + cell_w * n_col, math.ceil(_LETTER * len(title)))
+    return _svg(parts, width, 40 + max(cell_h * len(rows), _BAR + 12))
+
+
+def _colour_bar(left: float, top: float) -> list[str]:
+    """The colours of values from 0 to 1, with their numbers."""
+    n = 16
+    height = _BAR / n
+    parts = [
+        f'<rect x="{left}" y="{top + i * height}" width="12" height="{height}" class="ramp" '
+        f'fill-opacity="{1 - i / (n - 1):.3f}"/>'
+        for i in range(n)
+    ]
+    parts.append(f'<rect x="{left}" y="{top}" width="12" height="{_BAR}" class="grid-line"/>')
+    for value in (0, 0.5, 1):
+        parts.append(_text(left + 17, top + 4 + _BAR * (1 - value), f"{value:g}"))
+    return parts
 
 
 def _axes(x: Axis, y: Axis) -> list[str]:
@@ -111,7 +159,7 @@ def _axes(x: Axis, y: Axis) -> list[str]:
         parts.append(_line(_x(x, tick), bottom, _x(x, tick), bottom + 4))
         parts.append(_text(_x(x, tick), bottom + 17, f"{tick:g}", anchor="middle"))
     for tick in y.ticks:
-        parts.append(_line(_LEFT, _y(y, tick), right, _y(y, tick), "#ddd"))
+        parts.append(_line(_LEFT, _y(y, tick), right, _y(y, tick), "grid"))
         parts.append(_text(_LEFT - 6, _y(y, tick) + 4, f"{tick:g}", anchor="end"))
     return parts
 
@@ -124,18 +172,18 @@ def _y(axis: Axis, value: float) -> float:
     return axis.place(value, HEIGHT - _BOTTOM, _TOP)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "#333") -> str:
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "ink") -> str:
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}"/>'
+    return f'<line {ends} class="{colour}-line"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="ink">{escape(text)}</text>'
 
 
 def _svg(parts: Sequence[str], width: float, height: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">'
-        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>'
+        f'{_STYLE}<rect width="100%" height="100%" class="paper"/>{"".join(parts)}</svg>'
     )

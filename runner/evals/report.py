@@ -27,6 +27,7 @@ from tamis.evals.scoring import Interval, paired, wilson
 from tamis.platform.private_files import write_whole
 from tamis.select.notation import DENSE
 
+HIGH_MASS, LOST = 0.9, 0.1  # mass from which, and loss from which, a report warns
 NOTES = (
     "Scores are means over samples, from 0 to 1; in parentheses 95 % intervals: Wilson's for a "
     "score, a paired bootstrap over samples (within tasks, 2000 draws) for a difference to dense "
@@ -201,6 +202,24 @@ def _kept(rows: Sequence[Row]) -> Iterator[Block]:
         )
         titles = ["length", "method", "read", "keys", "mass", "best mass", "recall", "output error"]
         yield Table(titles, body)
+    yield from _lost_despite_mass(audited, rows)
+
+
+def _lost_despite_mass(audited: Sequence[Row], rows: Sequence[Row]) -> Iterator[Block]:
+    """Yield a sentence for each method that holds most attention and answers worse than dense."""
+    answered = [row for row in rows if row["task"] != TEXT and not is_rouge(row)]
+    for (length, label), own in grouped(audited, _length_and_label).items():
+        mass = fmean(row["mass"] for row in own)
+        scored = [row for row in answered if (row["length"], row["label"]) == (length, label)]
+        at = [row for row in answered if row["length"] == length]
+        lost = overall(scored, at)[1] if scored else None
+        if mass >= HIGH_MASS and lost is not None and lost.mean <= -LOST:
+            yield (
+                f"At {length} tokens `{label}` holds {mass:.0%} of attention in the mean and "
+                f"scores {-lost.mean:.2f} below dense attention: mass is a mean over heads and "
+                "steps, and an answer may rest on one head that finds one token. Look for weak "
+                "heads in the map below, and trust the scores."
+            )
 
 
 def _speed(rows: Sequence[Row]) -> Iterator[Block]:
@@ -274,7 +293,10 @@ def _every(rows: Sequence[Row]) -> Iterator[Block]:
 
 
 def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
-    """Accuracy over context length, over the share of keys read, and over a step's time."""
+    """Accuracy over context length, over the share of keys read, and over a step's time.
+
+    There is no plot of a single point.
+    """
     lengths = sorted({row["length"] for row in rows})
     y = plots.SHARE._replace(title="score")
     lines = {
@@ -285,20 +307,31 @@ def _score_plots(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         for label, own in grouped(rows, label_of).items()
     }
     x = plots.axis_of("context in tokens", lengths, log=True)
-    found = [Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True))]
+    found = []
+    if len(lengths) > 1:
+        found.append(Plot(f"{prefix}score-context", plots.chart(lines, x, y, lines=True)))
     for name, title in (("read", "share of the keys read"), ("step_ms", "ms a step")):
-        at_most = [row for row in rows if row["length"] == lengths[-1]]
+        length, at_most = _longest_compared(rows)
         points = {
             label: [plots.Point(fmean(known), *mean_over_tasks(own))]
             for label, own in grouped(at_most, label_of).items()
             if (known := [row[name] for row in own if name in row])
         }
-        if points:
+        if len(points) > 1:
             x = plots.axis_of(
-                f"{title}, at {lengths[-1]} tokens", [p.x for own in points.values() for p in own]
+                f"{title}, at {length} tokens", [p.x for own in points.values() for p in own]
             )
             found.append(Plot(f"{prefix}score-{name}", plots.chart(points, x, y, lines=False)))
-    yield Gallery(tuple(found))
+    if found:
+        yield Gallery(tuple(found))
+
+
+def _longest_compared(rows: Sequence[Row]) -> tuple[int, Sequence[Row]]:
+    """The longest length at which there are several methods, else the shortest; its rows."""
+    by_length = grouped(rows, lambda row: row["length"])
+    compared = [length for length, at in by_length.items() if len({label_of(r) for r in at}) > 1]
+    length = max(compared, default=min(by_length))
+    return length, by_length[length]
 
 
 def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
@@ -313,7 +346,7 @@ def _maps(rows: Sequence[Row], prefix: str) -> Iterator[Block]:
         means = [[fmean(heads) for heads in zip(*layer, strict=True)] for layer in layers]
         found.append(Plot(f"{prefix}mass-{i + 1}", plots.heat_map(means, label)))
     yield "### Retained mass by layer and KV head"
-    yield f"At {length} tokens; dark is 1, white is 0."
+    yield f"At {length} tokens; the scale is beside each map."
     yield Gallery(tuple(found))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tamis.engine.errors import ContextError
+from tamis.model.hparams import RopeScaling
 from tamis.sampling.chain import SamplerParams
 from tamis.select.notation import prefill_for
 from tamis.summary.prompts import Task
@@ -30,7 +31,9 @@ class Settings:
     n_ctx: context in tokens. attn, prefill: methods as in select.notation. type_k, type_v: of the
     KV cache. kv_dir: the folder of a file for a KV cache that exceeds memory, None: there is none;
     kv_ram: bytes of memory beside it, None: what is free. kv_vram: of a GPU's memory, beside RAM.
-    n_session: the number of sessions that share the memory.
+    n_session: the number of sessions that share the memory. cite: summaries have sources. audit:
+    the sources of an answer have the attention of its tokens to them. rope: the engine's
+    scaling of positions if it is not the model's own, by whose factor the trained context grows.
     """
 
     task: Task = field(default_factory=Task)
@@ -46,6 +49,8 @@ class Settings:
     kv_vram: int | None = None
     n_session: int = 1
     cite: bool = False
+    audit: bool = False
+    rope: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
     read in parts. Raises ContextError if the context has no room for parts and the answers about
     them.
     """
-    n_answer, n_train = settings.task.n_token, engine.hp.n_ctx_train
+    n_answer = settings.task.n_token
+    n_train = _trained(engine, settings)
     n_around = n_frame + n_answer + SLACK
     n_whole = _rounded(n_text + n_around)
     if n_whole <= (settings.n_ctx or n_train):
@@ -116,6 +122,11 @@ def choose(engine: "Engine", settings: Settings, n_text: int, n_frame: int) -> P
             "n_words"
         )
     return _plan(engine, settings, n_text, n_ctx, n_around, types)
+
+
+def _trained(engine: "Engine", settings: Settings) -> int:
+    """The trained context in tokens, with stretched positions."""
+    return int(engine.hp.n_ctx_train * (settings.rope.factor if settings.rope else 1))
 
 
 def _rounded(n: int) -> int:
@@ -181,7 +192,7 @@ def _plan(
         n_text=n_text,
         n_room=n_room,
         n_ctx=n_ctx,
-        n_train=engine.hp.n_ctx_train,
+        n_train=_trained(engine, settings),
         prefill=prefill,
         type_k=types[0],
         type_v=types[1],

@@ -10,10 +10,12 @@ from tamis.engine.drafting import DRAFT_MAX, Drafting
 from tamis.engine.ngram_draft import NGrams, with_ngrams
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
+from tamis.summary.attention import Attention, attention, positions
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Work, WorkMeter
 from tamis.summary.plan import Plan, Settings
 from tamis.summary.prompts import message
+from tamis.summary.words import Span
 from tamis.version import __version__
 
 if TYPE_CHECKING:
@@ -138,8 +140,48 @@ class Reader:
             if session.n_past > n_past:
                 self._keep(session, plan, text)
 
+    def attention(
+        self, plan: Plan, text: str, task: str, said: str, spans: Sequence[Span], watch: Watch
+    ) -> list[Attention] | None:
+        """The attention of the tokens of an answer `said` to passages of the text.
+
+        None, with a line for the user, where it cannot be measured. The text is read again unless
+        the present session or the cache holds it.
+        """
+        ids = self._engine.encode_chat(message(text, task))
+        tokens = self._engine.tokenizer.encode(said, add_special=False)
+        found = positions(self._engine.tokenizer, ids, text, spans)
+        model, backend = self._engine.model, self._engine.backend
+        in_memory = plan.type_k == "f16" and plan.kv_ram is None and plan.kv_vram is None
+        if found is None or not in_memory or not backend.on_host or model.has_score_mod:
+            watch.say(
+                f"{watch.name}: attention is not measured: that takes a CPU, f16 keys in memory, "
+                "and a model that neither caps nor biases scores"
+            )
+            return None
+        session = self._holding(plan, text, ids, watch)
+        return attention(self._engine, session, [ids[-1], *tokens[:-1]], found)
+
+    def _holding(self, plan: Plan, text: str, ids: list[int], watch: Watch) -> Session:
+        """A session that holds a prompt but its last token."""
+        session = self._session_of(plan, watch)
+        same = shared(session.tokens, ids[:-1])
+        if 2 * same < len(ids):
+            session.truncate(0)
+            same = self._recall(session, plan, text, ids)
+        session.truncate(same)
+        if same < len(ids) - 1:
+            session.prefill(ids[same:-1], lambda done, total: watch.check())
+        return session
+
     def _open(self, plan: Plan, watch: Watch) -> Session:
         """An empty session with the plan's settings: the present one, or a new one."""
+        session = self._session_of(plan, watch)
+        session.truncate(0)
+        return session
+
+    def _session_of(self, plan: Plan, watch: Watch) -> Session:
+        """A session with the plan's settings: the present one with its tokens, or a new one."""
         options: dict[str, Any] = {
             "n_ctx": plan.n_ctx,
             "attn": self._settings.attn,
@@ -155,7 +197,6 @@ class Reader:
             self._session = None  # its memory is freed before the next one's is allocated
             self._session = self._engine.session(progress=watch.progress, **options)
             self._opened = options
-        self._session.truncate(0)
         return self._session
 
     def _recall(self, session: Session, plan: Plan, text: str, ids: Sequence[int]) -> int:
@@ -184,7 +225,8 @@ class Reader:
 
     def _state_key(self, plan: Plan, text: str) -> str:
         """The key of everything a KV cache depends on, except tokens, which are compared."""
-        return key_of("state", self._model, plan.prefill, plan.type_k, plan.type_v, text)
+        how = [plan.prefill, plan.type_k, plan.type_v, repr(self._engine.hp.rope_scaling)]
+        return key_of("state", self._model, how, text)
 
     def _answer_key(self, plan: Plan, text: str, task: str) -> str | None:
         """The key of everything that an answer depends on; None if sampling is random."""
@@ -193,8 +235,8 @@ class Reader:
             return None
         own = self._settings
         made_by = [__version__, self._model, own.attn, own.min_mass, plan.prefill]
-        types, n_token = [plan.type_k, plan.type_v], self._settings.task.n_token
-        return key_of("answer", made_by, types, repr(params), n_token, task, text)
+        kv = [plan.type_k, plan.type_v, repr(self._engine.hp.rope_scaling)]
+        return key_of("answer", made_by, kv, repr(params), own.task.n_token, task, text)
 
     def _told(self, watch: Watch, n_past: int) -> Callable[[int, int], None]:
         def told(done: int, _total: int) -> None:

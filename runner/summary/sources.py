@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from tamis.summary import evidence
+from tamis.summary.attention import Attention
 from tamis.summary.evidence import Point, Question
 from tamis.summary.words import Index, Span, line_of
 
@@ -21,7 +22,7 @@ class Source(TypedDict):
     """A passage of a document: characters start to end of its text, from 0.
 
     page: of a PDF, from 1; line: of the text of every other document, from 1. part: of those that
-    the document was read in, from 1.
+    the document was read in, from 1. attention: of the answer's tokens, with settings.audit.
     """
 
     file: str
@@ -31,6 +32,7 @@ class Source(TypedDict):
     end: int
     quote: str
     part: int
+    attention: NotRequired[Attention]
 
 
 @dataclass(frozen=True, slots=True)

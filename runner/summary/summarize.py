@@ -20,6 +20,7 @@ from tamis.summary.plan import Plan, Settings, choose
 from tamis.summary.prompts import Task, message, notes
 from tamis.summary.reader import Answer, Reader, Watch, repeatable
 from tamis.summary.sources import Evidence, Source, Sourced
+from tamis.summary.words import Span
 from tamis.version import __version__
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ class Summarizer:
         if task.question is not None:
             answers = run.each(parts, keep=keep)
             said = Evidence(document, parts).answer(task.question, [each.text for each in answers])
+            if self._settings.audit and said.found:
+                run.audit(parts, [each.text for each in answers], said.sources)
             cut = "length" if any(each.finish == "length" for each in answers) else "stop"
             return replace(answers[-1], finish=cut), said
         answer = run.whole(document.text) if len(parts) == 1 else run.parts(parts, count, keep=keep)
@@ -225,6 +228,20 @@ class _Run:
         works = [Work(n_text, self._task.n_token) for _ in texts]
         self._watch.meter.expect(self._watch.name, works)
         return self._read(texts, self._task.whole(), keep=keep)
+
+    def audit(self, texts: list[str], answers: list[str], sources: list[Source]) -> None:
+        """Add to each source the attention to it of the tokens of its part's answer."""
+        start = 0
+        for part, (text, said) in enumerate(zip(texts, answers, strict=True), 1):
+            own = [source for source in sources if source["part"] == part]
+            spans = [Span(each["start"] - start, each["end"] - start) for each in own]
+            start += len(text)
+            if not own:
+                continue
+            task = self._task.whole()
+            found = self._reader.attention(self.plan, text, task, said, spans, self._watch)
+            for source, measured in zip(own, found or [], strict=False):
+                source["attention"] = measured
 
     def _read(self, texts: list[str], task: str, *, keep: bool) -> list[Answer]:
         found = []

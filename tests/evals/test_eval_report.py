@@ -1,5 +1,6 @@
 """The report of results written by hand: the numbers in its tables, its plots, its pages."""
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -141,10 +142,50 @@ def test_plots_are_files_for_markdown_and_inside_the_page(report, tmp_path):
 
 def test_a_heat_map_has_a_cell_a_layer_and_head():
     image = ET.fromstring(plots.heat_map([[1.0, 0.0], [0.5, 0.25], [0.0, 2.0]], "a<b"))
-    cells = image.findall(f"{SVG}rect")[1:]
+    ramp = [each for each in image.findall(f"{SVG}rect") if each.get("class") == "ramp"]
+    cells = [each for each in ramp if each.find(f"{SVG}title") is not None]
+    assert [cell.get("fill-opacity") for cell in cells[:3]] == ["1.000", "0.000", "0.500"]
+    assert cells[5].get("fill-opacity") == "1.000"  # rounding may make a mean more than 1
     assert len(cells) == 6
-    assert [cell.get("fill") for cell in cells[:2]] == ["rgb(40,40,255)", "rgb(255,255,255)"]
-    assert cells[5].get("fill") == "rgb(40,40,255)"  # rounding may make a mean more than 1
+    bar = [float(each.get("fill-opacity", "")) for each in ramp if each not in cells]
+    assert bar[0] == 1
+    assert bar[-1] == 0
+    assert sorted(bar, reverse=True) == bar
+    assert {"0", "0.5", "1"} <= {text.text for text in image.findall(f"{SVG}text")}
+
+
+def test_every_shape_has_a_colour_for_white_and_one_for_dark_paper():
+    x = plots.axis_of("x", [1024, 4096], log=True)
+    series = {f"m{i}": [plots.Point(1024, 0.5, 0.4, 0.6)] for i in range(12)}
+    for svg in (plots.heat_map([[0.5]], "m"), plots.chart(series, x, plots.SHARE, lines=True)):
+        image = ET.fromstring(svg)
+        light, _, dark = (image.find(f"{SVG}style").text or "").partition("@media(prefers-color")
+        used = {str(each.get("class")) for each in image.iter() if each.get("class")}
+        assert {"paper", "ink"} <= used
+        for name in used:
+            (on_white,) = re.findall(rf"\.{name}\{{([^}}]*)\}}", light)
+            (on_dark,) = re.findall(rf"\.{name}\{{([^}}]*)\}}", dark)
+            assert on_white != on_dark
+        assert not re.search(r'(?:fill|stroke)="#', svg)
+
+
+def test_there_is_no_plot_of_a_single_point(tmp_path):
+    rows = [row("vt", i, "dense", 1.0, read=1.0) for i in range(3)]
+    text = write_report(rows, tmp_path)[0].read_text()
+    assert "### Scores" in text
+    assert "![" not in text
+    assert not list((tmp_path / "plots").iterdir())
+
+
+@pytest.mark.parametrize(("mass", "score", "warned"), [(0.97, 0.5, 1), (0.8, 0.5, 0), (0.97, 1, 0)])
+def test_wrong_answers_in_spite_of_a_high_mass_are_pointed_out(tmp_path, mass, score, warned):
+    audited = seen(0.25) | {"mass": mass}
+    rows = [row("vt", i, "dense", 1.0, read=1.0) for i in range(3)]
+    rows += [row("vt", i, "window", score, **audited) for i in range(3)]
+    text = write_report(rows, tmp_path)[0].read_text()
+    said = f"At 4096 tokens `window` holds 97% of attention in the mean and scores {1 - score:.2f}"
+    assert text.count(said) == warned
+    assert ("trust the scores" in text) == bool(warned)
 
 
 def test_points_are_where_their_values_are():

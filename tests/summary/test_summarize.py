@@ -24,6 +24,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.errors import ContextError
 from tamis.engine.generate import Piece
 from tamis.formats.documents import Document
+from tamis.model.hparams import RopeScaling
 from tamis.sampling.chain import SamplerParams
 from tamis.select.notation import LONG_PREFILL
 from tamis.summary import plan as planning
@@ -813,3 +814,23 @@ def test_smollm2_answers_about_a_licence(model_path, root, cache):
     assert kept.text == fresh.text
     assert kept.n_kept > 300 > 100 > kept.n_read
     engine.close()
+
+
+def test_stretched_positions_let_a_longer_document_be_read_whole(engine):
+    assert not choose(engine, SHORT, 5000, 100).whole
+    stretched = replace(SHORT, rope=RopeScaling("yarn", 2.0))
+    plan = choose(engine, stretched, 5000, 100)
+    assert plan.whole
+    assert (plan.n_train, plan.n_ctx) == (8192, 5376)
+    assert "trained" not in str(plan)
+
+
+def test_what_is_kept_is_of_one_scaling_of_positions(engine, cache):
+    Summarizer(engine, SHORT, cache).summarize(Document("a", TEXT[:500]), silent("a"))
+    n_read = len(engine.reads)
+    stretched = replace(SHORT, rope=RopeScaling("yarn", 2.0))
+    engine.hp.rope_scaling = stretched.rope
+    again = Summarizer(engine, stretched, cache).summarize(Document("a", TEXT[:500]), silent("a"))
+    assert len(engine.reads) > n_read
+    assert not again.cached
+    assert again.n_kept == 0

@@ -11,6 +11,7 @@ import numpy as np
 from tamis.engine.generate import Piece
 from tamis.engine.memory_plan import MemoryPlan
 from tamis.kv.types import KVTypes
+from tamis.model.hparams import RopeScaling
 from tamis.select.dense import Dense
 from tamis.text.chat_template import ChatTemplate
 
@@ -111,6 +112,7 @@ class FakeEngine:
         self.hp = SimpleNamespace(
             n_vocab=N_VOCAB, n_layer=2, n_head_kv=2, head_dim=4, n_ctx_train=512
         )
+        self.hp.rope_scaling = RopeScaling()
         self.loaded = SimpleNamespace(kv_bytes=lambda n_ctx, types: 4 * types.row_bytes(4) * n_ctx)
         self.vocab = SimpleNamespace(chat_template=TEMPLATE)
         self.chat_template = ChatTemplate(TEMPLATE)

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
     common.add_vram_argument(parser)
+    common.add_rope_arguments(parser)
     samplers.add_arguments(parser)
 
 
@@ -61,4 +62,6 @@ def _engine(arguments: argparse.Namespace, model: Path) -> Any:
 
     where = common.devices(arguments)
     common.warn_of_threads(arguments.threads)
-    return Engine.load(model, n_threads=arguments.threads, progress=lambda *_: None, **where)
+    rope = common.rope_scaling(arguments)
+    where |= {"n_threads": arguments.threads, "rope": rope}
+    return Engine.load(model, progress=lambda *_: None, **where)

@@ -175,7 +175,7 @@ def _report(arguments: argparse.Namespace, answer: _TimedAnswer, session: Any) -
             f"{speeds['answer_tokens']} written at {speeds['answer_tokens_per_s']} tok/s]"
         )
     if found is not None:
-        audit.write(found)
+        audit.write(found, every_head=arguments.audit_table)
 
 
 def _stats(engine: Any, session: Any, answer: _TimedAnswer, opened: float) -> None:

@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has its sources",
     )
     parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="with --ask: also decode the answer once more and report the attention of its tokens "
+        "to each passage that supports it",
+    )
+    parser.add_argument(
         "--length",
         type=common.count,
         default=N_WORDS,
@@ -89,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_arguments(parser, auto=True)
     common.add_kv_arguments(parser)
     common.add_vram_argument(parser)
+    common.add_rope_arguments(parser)
     samplers.add_arguments(parser)
 
 
@@ -178,6 +185,9 @@ def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
     for flag in ("ask", "instruction"):
         if getattr(arguments, flag) is not None and not getattr(arguments, flag).strip():
             raise UsageError(f"--{flag} is empty: write what you want to know")
+    audits = getattr(arguments, "audit", False)
+    if audits and arguments.ask is None:
+        raise UsageError("--audit is of the passages of an answer: give --ask QUESTION")
     if not hasattr(arguments, "temp"):
         arguments.temp = 0.0
     prefill = "dense" if arguments.prefill == "auto" else arguments.prefill
@@ -196,6 +206,8 @@ def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
         kv_vram=arguments.kv_vram,
         n_session=n_session,
         cite=arguments.cite,
+        audit=audits,
+        rope=common.rope_scaling(arguments),
     )
 
 
@@ -358,7 +370,18 @@ def _sources(outcome: dict[str, Any]) -> str:
         if len(quote) > N_QUOTE:
             quote = quote[: N_QUOTE - 3] + "..."
         lines.append(f'[{i}] {source["file"]}, {where} {source[where]}: "{quote}"')
+        if "attention" in source:
+            lines.append(f"    {_attended(source['attention'])}")
     return "\n".join(lines) + "\n"
+
+
+def _attended(found: dict[str, Any]) -> str:
+    """The attention of an answer's tokens to a passage, in words."""
+    times = found["mass"] / max(found["even"], 1e-9)
+    return (
+        f"attention {found['mass']:.4f}, {times:.1f} times an even share; most of it in layer "
+        f"{found['layer']}, head {found['head']}: {found['head_mass']:.2f}"
+    )
 
 
 class _Work:
@@ -472,7 +495,13 @@ class _Work:
         if self._settings.n_session > 1:
             n_threads = min(n_threads or usable_cpus(), usable_cpus())
             n_threads = max(1, n_threads // self._settings.n_session)
-        engine = Engine.load(self._model, n_threads=n_threads, progress=self._progress, **where)
+        engine = Engine.load(
+            self._model,
+            n_threads=n_threads,
+            rope=self._settings.rope,
+            progress=self._progress,
+            **where,
+        )
         self._progress.clear()
         self._engines.append(engine)
         return engine

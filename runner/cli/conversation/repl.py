@@ -272,7 +272,7 @@ class Chat:
                 "again]"
             )
         if self._session.audited:
-            audit.write(self._session.audit)
+            audit.write(self._session.audit, every_head=self._arguments.audit_table)
             self._session.audit.reset()
         return calls
 

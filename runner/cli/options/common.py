@@ -385,8 +385,14 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_audit_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --audit."""
-    group(parser, ATTENTION_GROUP).add_argument(
+    """Add --audit and --audit-table."""
+    attention = group(parser, ATTENTION_GROUP)
+    attention.add_argument(
+        "--audit-table",
+        action="store_true",
+        help="with --audit: a line for every layer and KV head, not for the worst five only",
+    )
+    attention.add_argument(
         "--audit",
         type=count_or_zero,
         default=0,

@@ -43,18 +43,19 @@ def report(audit: Any) -> dict[str, Any]:
     return {**summary(audit), "groups": groups, "bounds": _bounds(audit)}
 
 
-def write(audit: Any) -> None:
-    """Write the means, the worst heads and the bounds to standard error; JSON has every head."""
+def write(audit: Any, *, every_head: bool = False) -> None:
+    """Write the means, the worst heads or all, and the bounds to standard error."""
     if not audit.n_step:
         note("audit: no decode step was due")
         return
     found = report(audit)
-    worst = sorted(found["groups"], key=lambda group: group["mass"])[:N_WORST]
-    text = table.lines([{"layer": "all", **found}, *worst], COLUMNS)
-    if len(found["groups"]) > N_WORST:
-        text.append(
-            f"the {N_WORST} KV heads of {len(found['groups'])} that retain least; --json: all"
-        )
+    heads = found["groups"]
+    if not every_head:
+        heads = sorted(heads, key=lambda group: group["mass"])[:N_WORST]
+    text = table.lines([{"layer": "all", **found}, *heads], COLUMNS)
+    if len(found["groups"]) > len(heads):
+        n = len(found["groups"])
+        text.append(f"the {N_WORST} KV heads of {n} that retain least; --audit-table: all")
     if found["bounds"]:
         text += ["", *table.lines(found["bounds"], BOUND_COLUMNS)]
     text.append(
