@@ -394,6 +394,7 @@ class Llama:
         """Use `cache` for the states of completions: later ones begin from them."""
         self.cache = cache
 
+    @typed
     def set_seed(self, seed: int) -> None:
         """Set the seed from which later calls draw theirs if they name none."""
         self._seed = seed
@@ -484,6 +485,7 @@ class Llama:
             raise ValueError("there are no logits: call eval first")
         return self._row
 
+    @typed
     def generate(
         self,
         tokens: Sequence[int],

@@ -14,6 +14,8 @@ from pathlib import Path
 from tamis.formats.html_tokens import tokens
 
 _HTML_NAMES = {".html", ".htm", ".xhtml"}
+# The endings of documents, by which they are found in folders; a file named alone may have any.
+ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".pdf", *_HTML_NAMES})
 _HTML_START = re.compile(
     r"\s*+(?:<\?xml[^>]*+>\s*+)?+(?:<!--(?:(?!-->).)*+-->\s*+)*+<(?:!doctype\s+html|html)\b",
     re.IGNORECASE | re.DOTALL,

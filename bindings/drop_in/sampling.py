@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,7 @@ class Sampling:
         if self.logits_processor:
             steps.append(_Processors(self.logits_processor, ids))
         if self.logit_bias:
-            steps.append(LogitBias({int(i): float(b) for i, b in self.logit_bias.items()}))
+            steps.append(LogitBias(dict(_bias(*pair) for pair in self.logit_bias.items())))
         if grammar is not None:
             steps.append(grammar)
         penalties = self.repeat_penalty, self.frequency_penalty, self.presence_penalty
@@ -179,3 +180,14 @@ class Sampling:
 def _breakers(tokenizer: Tokenizer, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     pieces = [tokenizer.piece(i) for i in range(tokenizer.n_vocab)]
     return breaker_sequences(texts, pieces, lambda text: tokenizer.encode(text, add_special=False))
+
+
+def _bias(token: Any, bias: Any) -> tuple[int, float]:
+    """A token id and its bias; JSON has ids as text. Raises TypeError."""
+    try:
+        return int(token), float(bias)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"logit_bias has {token!r}: {bias!r}, expected a token id with a number: "
+            "write logit_bias={42: -1.5}"
+        ) from None

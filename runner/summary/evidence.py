@@ -15,6 +15,7 @@ from tamis.summary.words import Index, Span, find, sentences, words
 ANSWER_SHARE = 0.5  # of the weight of the words that the answer adds to the question
 QUESTION_SHARE = 0.5  # of the weight of the question's words, in the passage and around it
 POINT_SHARE = 0.5  # of a summary's sentence, which condenses many sentences in its own words
+NEAREST_SHARE = 0.25  # of the weight of the question's words, in a passage that is near
 LONGEST = 3  # sentences of a passage
 REACH = 2  # sentences on either side in which a question's words may be
 LEAST_PHRASE = 4  # words of a quoted phrase that must occur literally
@@ -106,9 +107,13 @@ def cited(index: Index, text: str) -> Point:
 
 
 def nearest(index: Index, asked: Question, n: int) -> list[tuple[float, Span]]:
-    """(share, span) of the sentences with most of the question's words, at most n, best first."""
+    """(share, span) of the sentences with most of the question's words, at most n, best first.
+
+    Those with less than NEAREST_SHARE of them are left out.
+    """
     scored = [(index.share(asked.words, index.words[i]), -i) for i in index.having(asked.words)]
-    return [(share, index.spans[-i]) for share, i in sorted(scored, reverse=True)[:n] if share]
+    best = sorted(scored, reverse=True)[:n]
+    return [(share, index.spans[-i]) for share, i in best if share >= NEAREST_SHARE]
 
 
 def contradict(asked: Question, answers: Sequence[Sequence[Point]]) -> bool:

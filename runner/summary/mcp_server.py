@@ -218,7 +218,7 @@ async def _call(documents: Documents, path: str, task: Task, context: Context) -
         group.cancel_scope.cancel()
     if isinstance(summary, Exception):
         raise ToolError(str(summary)) from summary
-    passages = [Passage(**source) for source in summary.sources]
+    passages = [Passage.model_validate(source) for source in summary.sources]
     return Found(
         text=summary.text,
         found=summary.found,

@@ -441,6 +441,26 @@ def test_an_unknown_chat_format_is_named(path):
 # --- grammars and tools --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda llm: llm("a", logit_bias={"a": 1}), "logit_bias has 'a': 1, expected a token id"),
+        (lambda llm: llm("a", logit_bias={5: None}), "logit_bias has 5: None, expected a token id"),
+        (lambda llm: llm.set_seed("x"), "seed is 'x', expected a whole number"),
+        (lambda llm: llm.generate("x"), "tokens is 'x', expected a list of whole numbers"),
+    ],
+)
+def test_wrong_arguments_are_reported_with_what_is_expected(llm, call, said):
+    with pytest.raises(TypeError) as found:
+        call(llm)
+    assert said in str(found.value)
+
+
+def test_token_ids_of_a_bias_may_be_text_as_in_json(llm):
+    biased = [llm("the cat", max_tokens=3, temperature=0, logit_bias={i: 99}) for i in (9, "9")]
+    assert biased[0]["choices"] == biased[1]["choices"]
+
+
 @pytest.fixture
 def grammars():
     return pytest.importorskip("llguidance")

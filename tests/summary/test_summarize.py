@@ -20,6 +20,7 @@ from tamis import summarize
 from tamis.cli import main
 from tamis.cli.commands import summarize as command
 from tamis.cli.options import common
+from tamis.cli.options.errors import UsageError
 from tamis.engine.engine import Engine
 from tamis.engine.errors import ContextError
 from tamis.engine.generate import Piece
@@ -834,3 +835,16 @@ def test_what_is_kept_is_of_one_scaling_of_positions(engine, cache):
     assert len(engine.reads) > n_read
     assert not again.cached
     assert again.n_kept == 0
+
+
+def test_a_folder_stands_for_the_documents_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("page.HTML", "note.md", ".hidden/x.txt", ".x.txt", "data.bin", "c/y.pdf")
+    for name in (f"b/{name}" for name in names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "empty").mkdir()
+    found = ["data.bin", "b/c/y.pdf", "b/note.md", "b/page.HTML", "-"]
+    assert command.documents_of(["data.bin", "b", "b/note.md", "-"]) == found
+    with pytest.raises(UsageError, match="empty is a folder without documents"):
+        command.documents_of(["data.bin", "empty"])

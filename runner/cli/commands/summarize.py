@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="document to read: text, Markdown, HTML or PDF; -: standard input",
+        help="document to read: text, Markdown, HTML or PDF; a folder: all that are in it; -: "
+        "standard input",
     )
     wish = parser.add_mutually_exclusive_group()
     wish.add_argument(
@@ -125,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns 3 if no document answers the question.
     """
-    names = list(dict.fromkeys(arguments.files))
+    names = arguments.files = documents_of(arguments.files)
     settings = settings_of(arguments, min(arguments.workers, len(names)))
     output = _Output(arguments, n_document=len(names))
     work = _Work(arguments, settings, names, output)
@@ -151,6 +152,32 @@ def run(arguments: argparse.Namespace) -> int:
     if n_failed:
         return 1
     return 0 if n_found else NOT_FOUND
+
+
+def documents_of(files: list[str]) -> list[str]:
+    """The files, each once; in place of a folder the documents in it and its folders, by path.
+
+    Hidden files and folders are left out. Raises UsageError for a folder without a document.
+    """
+    from tamis.formats.documents import ENDINGS
+
+    found: dict[str, None] = {}
+    for name in files:
+        if not Path(name).is_dir():
+            found[name] = None
+            continue
+        inside = sorted(
+            str(path)
+            for path in Path(name).rglob("*")
+            if path.suffix.lower() in ENDINGS
+            and path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(name).parts)
+        )
+        if not inside:
+            endings = ", ".join(sorted(ENDINGS))
+            raise UsageError(f"{name} is a folder without documents ({endings}): name a file")
+        found |= dict.fromkeys(inside)
+    return list(found)
 
 
 def _interrupted_by_sigterm() -> list[int]:
