@@ -54,18 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="follow this instruction instead of summarizing",
     )
-    parser.add_argument(
-        "--cite",
-        action="store_true",
-        help="give each sentence of a summary the passage that says it; an answer to --ask always "
-        "has its sources",
-    )
-    parser.add_argument(
-        "--audit",
-        action="store_true",
-        help="with --ask: also decode the answer once more and report the attention of its tokens "
-        "to each passage that supports it",
-    )
+    _add_evidence_arguments(parser)
     parser.add_argument(
         "--length",
         type=common.count,
@@ -98,6 +87,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_vram_argument(parser)
     common.add_rope_arguments(parser)
     samplers.add_arguments(parser)
+
+
+def _add_evidence_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --cite and --audit."""
+    parser.add_argument(
+        "--cite",
+        action="store_true",
+        help="give each sentence of a summary the passage that says it; an answer to --ask always "
+        "has its sources",
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="with --ask: also decode the answer once more and report the attention of its tokens "
+        "to each passage that supports it",
+    )
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
