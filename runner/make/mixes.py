@@ -130,6 +130,17 @@ def _place(name: str) -> tuple[int, str]:
     return (int(found[1]) if found else -1, name)
 
 
+def nearest(types: Mapping[str, GGMLType]) -> str:
+    """The name of the mixture whose type most tensors have, for `general.file_type`."""
+    counts = {name: sum(t == mix.type for t in types.values()) for name, mix in MIXES.items()}
+    return max(sorted(counts, key=lambda name: not name.endswith("_M")), key=counts.__getitem__)
+
+
+def is_kept(file: GGUFFile, name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor keeps its type under every mixture."""
+    return _is_kept(file.architecture, name, shape)
+
+
 def _is_kept(arch: str, name: str, shape: Sequence[int]) -> bool:
     n_dim = max((i + 1 for i, n in enumerate(shape) if n > 1), default=1)
     kept = n_dim < 2 or not name.endswith("weight") or _KEPT.search(name)

@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tamis.cli.commands.list import size
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
@@ -18,7 +20,10 @@ from tamis.cli.terminal.progress import Progress
 if TYPE_CHECKING:
     from tamis.formats.ggml_types import GGMLType
     from tamis.formats.gguf import GGUFFile
+    from tamis.make.importance import Importance
     from tamis.make.mixes import Choice
+
+MIN_TEXT = 16  # tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "type",
         metavar="TYPE",
+        nargs="?",
         help="F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, "
         "IQ4_XS, Q4_1, Q4_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K or Q2_K_S",
     )
@@ -44,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN=TYPE",
         help="the type of tensors in whose names this regular expression is found (repeatable)",
     )
+    _add_goals(parser)
     parser.add_argument("--output-tensor-type", metavar="TYPE", help="the type of output.weight")
     parser.add_argument(
         "--token-embedding-type", metavar="TYPE", help="the type of token_embd.weight"
@@ -71,6 +78,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
+def _add_goals(parser: argparse.ArgumentParser) -> None:
+    """Add what may stand in place of TYPE."""
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument(
+        "--target-size",
+        type=common.size,
+        metavar="SIZE",
+        help="in place of TYPE: the types of at most so many bytes, such as 3.5GiB, that change "
+        "answers least; each tensor is measured on --text",
+    )
+    goal.add_argument(
+        "--max-kl",
+        type=_divergence,
+        metavar="KL",
+        help="in place of TYPE: small types whose KL divergence on --text is at most this, such as "
+        "0.02 nats a token",
+    )
+    parser.add_argument(
+        "--text", metavar="FILE", help="a text that is like those that the model is for; -: stdin"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Write the model and print its size. Raises UsageError, FileExistsError, OSError."""
     from tamis.fetch.registry import resolve
@@ -78,14 +107,16 @@ def run(arguments: argparse.Namespace) -> int:
     from tamis.make import importance, mixes, quantize
     from tamis.platform.processes import usable_cpus
 
-    name = mixes.ALIASES.get(arguments.type.upper(), arguments.type.upper())
-    if name not in mixes.MIXES:
-        known = ", ".join(mixes.MIXES)
-        raise UsageError(f"{arguments.type!r} is no type to quantize to: expected one of {known}")
+    name = _mixture(arguments)
     choice = _choice(arguments)
     weights = importance.load(arguments.imatrix) if arguments.imatrix else importance.NONE
     with GGUFFile(resolve(arguments.model)) as file:
-        types = mixes.types(file, name, choice, has_importance=bool(weights.values))
+        kl = None
+        if name is None:
+            types, kl = _measured(arguments, weights)
+            name = mixes.nearest(types)
+        else:
+            types = mixes.types(file, name, choice, has_importance=bool(weights.values))
         if not arguments.dry_run:
             _refuse_lossy(file, types, allowed=arguments.allow_requantize)
             if weights.values and not weights.values.keys() & file.tensors.keys():
@@ -101,8 +132,67 @@ def run(arguments: argparse.Namespace) -> int:
                 each=progress.of("write"),
             )
             progress.clear()
-        _report(file, arguments, types)
+        _report(file, arguments, types, kl)
     return 0
+
+
+def _divergence(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no divergence: expected such as 0.02")
+    return value
+
+
+def _mixture(arguments: argparse.Namespace) -> str | None:
+    """The mixture that TYPE names; None if types are to be measured. Raises UsageError."""
+    from tamis.make import mixes
+
+    measured = arguments.target_size is not None or arguments.max_kl is not None
+    if measured == (arguments.type is not None):
+        raise UsageError("name one of TYPE, --target-size and --max-kl: what the file is to be")
+    if not measured:
+        name: str = mixes.ALIASES.get(arguments.type.upper(), arguments.type.upper())
+        if name not in mixes.MIXES:
+            known = ", ".join(mixes.MIXES)
+            raise UsageError(
+                f"{arguments.type!r} is no type to quantize to: expected one of {known}"
+            )
+        return name
+    if arguments.text is None:
+        raise UsageError("--target-size and --max-kl measure on a text: add --text FILE")
+    fixed = (arguments.tensor_type, arguments.output_tensor_type, arguments.token_embedding_type)
+    if any(fixed) or arguments.pure or arguments.leave_output_tensor:
+        raise UsageError("types are measured: leave out the flags that choose them")
+    return None
+
+
+def _measured(
+    arguments: argparse.Namespace, weights: "Importance"
+) -> "tuple[dict[str, GGMLType], float]":
+    """Types by measurement, and their KL divergence. Raises UsageError, ValueError."""
+    from tamis.engine.engine import Engine
+    from tamis.fetch.registry import resolve
+    from tamis.make.quantize import Encoder
+    from tamis.make.sensitivity import N_TEXT, Sensitivity
+    from tamis.platform.processes import usable_cpus
+
+    n_threads, progress = arguments.threads or usable_cpus(), Progress()
+    text = common.read_text(arguments.text)
+    with Engine.load(resolve(arguments.model), n_threads=n_threads) as engine:
+        ids = np.array(engine.encode(text)[:N_TEXT], np.int64)
+        if len(ids) < MIN_TEXT:
+            raise UsageError(f"--text has {len(ids)} tokens, expected at least {MIN_TEXT}")
+        found = Sensitivity(engine, ids, Encoder(n_threads), weights)
+        found.measure(progress.of("measure"))
+        progress.clear()
+        if arguments.target_size is not None:
+            chosen = found.smallest(arguments.target_size)
+        else:
+            chosen = found.nearest(arguments.max_kl)
+    return chosen.types, chosen.kl
 
 
 def _choice(arguments: argparse.Namespace) -> "Choice":
@@ -152,7 +242,12 @@ def _refuse_lossy(file: "GGUFFile", types: "dict[str, GGMLType]", *, allowed: bo
         note(f"{len(lossy)} tensors were quantized already: their errors add up")
 
 
-def _report(file: "GGUFFile", arguments: argparse.Namespace, types: "dict[str, GGMLType]") -> None:
+def _report(
+    file: "GGUFFile",
+    arguments: argparse.Namespace,
+    types: "dict[str, GGMLType]",
+    kl: float | None,
+) -> None:
     from tamis.make.quantize import n_bytes
 
     old = {tensor.name: tensor.type for tensor in file.tensors.values()}
@@ -167,9 +262,12 @@ def _report(file: "GGUFFile", arguments: argparse.Namespace, types: "dict[str, G
             "bits_per_weight": 8 * after / n,
             "tensors": {name: type.name for name, type in types.items()},
         }
+        if kl is not None:
+            report["kl"] = kl
         sys.stdout.write(json.dumps(report) + "\n")
         return
     parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     where = "would have" if arguments.dry_run else "has"
     sizes = f"{size(after)} instead of {size(before)}, {8 * after / n:.2f} bits a weight"
-    sys.stdout.write(f"{arguments.out} {where} {sizes}: {parts}\n")
+    cost = "" if kl is None else f"; KL {kl:.4f} nats a token"
+    sys.stdout.write(f"{arguments.out} {where} {sizes}: {parts}{cost}\n")

@@ -18,6 +18,7 @@ STAGES = {
     "join": "joining the parts",
     "write": "writing",
     "calibrate": "reading the text",
+    "measure": "measuring each tensor",
     "wait": "waiting for another download of it",
 }
 FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown

@@ -859,29 +859,6 @@ def test_a_connection_with_a_request_is_not_ended_by_the_time_of_a_head():
     connected(QUICK, work, answer)
 
 
-def test_the_time_of_a_head_is_one_however_many_parts_it_has():
-    gone = asyncio.Event()
-
-    async def answer(send):
-        await gone.wait()
-
-    async def work(connection, transport, made):
-        for part in (b"GET / HTTP/1.1\r\n", b"Host: local", b"host\r\n\r\n"):
-            connection.data_received(part)
-        assert not connection.idle
-        await asyncio.sleep(0.15)
-        assert not transport.aborted, "the head has come whole"
-
-    async def dribble(connection, transport, made):
-        for part in [b"GET / HTTP/1.1\r\n", *[b"a: b\r\n"] * 9]:
-            connection.data_received(part)
-            await asyncio.sleep(0.02)
-        assert transport.aborted, "each part does not give it more time"
-
-    connected(QUICK, work, answer)
-    connected(QUICK, dribble)
-
-
 def test_a_connection_that_was_used_has_the_time_of_a_head_again():
     async def answer(send):
         head = [(b"content-length", b"0")]

@@ -176,17 +176,6 @@ def test_the_end_of_a_fork_wakes_it_and_never_blocks_it(nursery):
     assert found == {}, "nothing is there any more"
 
 
-def test_the_end_of_a_fork_is_taken_note_of_once(nursery, monkeypatch):
-    made, ours = nursery
-    ended = []
-    monkeypatch.setattr(made, "_reap", lambda: ended.append(True) or ours.close())
-    os.kill(os.getpid(), signal.SIGCHLD)
-    made.run()
-    assert ended == [True]
-    with pytest.raises(BlockingIOError):
-        os.read(made._ended, 1)
-
-
 @pytest.mark.parametrize("error", [None, SamplerError("no end"), ImportError("no extra")])
 def test_what_grammars_need_is_made_once_before_forks_and_for_them_alone(
     nursery, monkeypatch, error

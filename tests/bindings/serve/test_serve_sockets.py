@@ -78,33 +78,6 @@ def test_only_a_socket_that_nobody_listens_on_is_removed(tmp_path):
     assert not left.exists()
 
 
-def test_what_a_crash_has_left_is_replaced_and_nothing_else(tmp_path):
-    path, text, linked = tmp_path / "a", tmp_path / "text", tmp_path / "linked"
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))  # and its process ends without removing it
-    text.write_text("the user's")
-    linked.symlink_to(text)
-    with listen._unix_listener(path) as listener:
-        listener.listen()
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(str(path))
-    for taken in (text, linked):
-        with pytest.raises(OSError, match="in use"), listen._unix_listener(taken):
-            pass
-    assert text.read_text() == "the user's"
-    assert linked.is_symlink()
-
-
-def test_a_file_that_took_the_sockets_place_stays(tmp_path):
-    path = tmp_path / "a"
-    with listen._unix_listener(path):
-        path.unlink()
-        path.write_text("another's")
-    assert path.read_text() == "another's"
-    with listen._unix_listener(tmp_path / "b"):
-        (tmp_path / "b").unlink()  # and one that is gone is no error
-
-
 def test_a_listener_is_of_its_addresss_family_and_closed_where_it_fails(monkeypatch):
     made, socket_of = [], socket.socket
 
@@ -329,11 +302,6 @@ def test_a_connection_is_served_at_once(made_by, tls):
             if tls and made_by is over_tcp:
                 assert made == []
                 assert len(inner._handshakes) == 1
-                for task in inner._handshakes:
-                    task.cancel()
-                await asyncio.gather(*inner._handshakes, return_exceptions=True)
-                await asyncio.sleep(0)
-                assert inner._handshakes == set(), "it is over"
                 return
             assert inner._handshakes == set()
             ((address, protocol),) = made
