@@ -135,14 +135,15 @@ def test_broken_maps_of_characters_are_refused(blob):
 
 def charsmap(texts):
     """The file's form of a map: a double array of the keys' bytes, and what replaces them."""
-    units, out, at = [0] * 2048, b"", 256
+    units, out, at = [0] * 8192, b"", 256
     units[0] = at << 10
-    for key, new in texts.items():
+    keys = {key.encode(): new for key, new in texts.items()}
+    for key, new in keys.items():
         node = 0 ^ at
-        for i, byte in enumerate(key.encode()):
+        for i, byte in enumerate(key):
             node ^= byte
             base = 256 << (i + 1)
-            is_leaf = key[: i + 1] in texts
+            is_leaf = key[: i + 1] in keys
             units[node] = byte | is_leaf << 8 | base << 10
             node ^= base
             if is_leaf:
@@ -158,6 +159,14 @@ def charsmap(texts):
 )  # fmt: skip
 def test_the_longest_sequence_at_each_place_is_replaced(text, expected):
     assert charsmap({"a": "x", "ab": "yz", "c": ""}).apply(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("éè", "eè"), ("èé", "èe"), ("我们", "我们"), ("\u6212x", "ix"), ("ö", "ö")],
+)
+def test_a_character_that_begins_like_a_sequence_stays(text, expected):
+    assert charsmap({"é": "e", "\u6212": "i"}).apply(text) == expected
 
 
 @pytest.mark.parametrize(
