@@ -60,7 +60,6 @@ LEFT_OUT = {
     "test_security.py::test_cors_options*Allow-Headers*": "CORS names the headers asked for, not *",
     "test_security.py::*with_tools_enabled*": "tools that llama.cpp's server runs itself",
     "test_kv_keep_only_active.py": "marks in llama.cpp's log",
-    "test_stream.py": "streams that are resumed",
     "test_compat_gcp.py": "Vertex AI's protocol",
     "test_speculative.py::*synth*": "drafts of a given acceptance",
     "test_speculative.py::test_with_and_without_draft": "drafts of a given acceptance",

@@ -41,6 +41,7 @@ from tamis.bindings.serve.http.app import (
 )
 from tamis.bindings.serve.http.guard import Guard, Log, Prefix
 from tamis.bindings.serve.http.json_reply import JsonReply
+from tamis.bindings.serve.http.resumable import Resumable
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
 from tamis.jit_kernels.backends import on_host
@@ -79,6 +80,7 @@ class Router:
             middleware=[
                 Middleware(Prefix, prefix=settings.prefix),
                 Middleware(Guard, access=settings.access, log=log, starts=self._starts),
+                Middleware(Resumable),
             ],
             exception_handlers={ApiError: on_error, HTTPException: on_error, Exception: on_error},
         )
