@@ -203,11 +203,17 @@ def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
     """
     from tamis.select.in_numpy import NumpySelector
 
-    text, method = f"{path}:{name}", cast(Any, None)
+    text = f"{path}:{name}"
+    if not path.is_file():
+        raise MethodError(f"{text}: there is no file {path}, expected one with {name}")
     try:
-        method = getattr(_module(path.absolute(), path.stat().st_mtime_ns), name)
+        module = _module(path.absolute(), path.stat().st_mtime_ns)
     except Exception as error:
         raise MethodError(f"{text}: {type(error).__name__}: {error}") from error
+    method = cast(Any, getattr(module, name, None))
+    if method is None:
+        own = [n for n, value in vars(module).items() if _is_own(value, module)]
+        raise MethodError(f"{path} has no {name}, it has {', '.join(own) or 'no function'}")
     is_method = dataclasses.is_dataclass(method) and hasattr(method, "open")
     if not isinstance(method, type) and callable(method):
         method = partial(NumpySelector, method)
@@ -226,6 +232,11 @@ def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
         return method(**_values(text, name, method, parameters))
     except ParameterError as error:
         raise MethodError(f"{text}: {error}") from error
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    """Whether a value is a function or class that a module defines."""
+    return callable(value) and getattr(value, "__module__", "") == module.__name__
 
 
 @lru_cache(maxsize=16)

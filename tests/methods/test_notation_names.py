@@ -328,8 +328,8 @@ def test_a_method_of_a_file_is_named_by_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("none.py:Newest", "none.py:Newest: FileNotFoundError"),
-        ("own.py:Nothing", "has no attribute 'Nothing'"),
+        ("none.py:Newest", "none.py:Newest: there is no file none.py, expected one with Newest"),
+        ("own.py:Nothing", "own.py has no Nothing, it has newest, Newest"),
         ("own.py:number", "own.py:number is 5, expected a function of q and k, or a dataclass"),
         ("own.py:Newest:resent=8", "resent"),
         ("own.py:newest:a=1", "own.py:newest is a function, which takes no parameters: a=1"),
