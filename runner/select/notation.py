@@ -212,8 +212,8 @@ def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
         raise MethodError(f"{text}: {type(error).__name__}: {error}") from error
     method = cast(Any, getattr(module, name, None))
     if method is None:
-        own = [n for n, value in vars(module).items() if _is_own(value, module)]
-        raise MethodError(f"{path} has no {name}, it has {', '.join(own) or 'no function'}")
+        names = [n for n, value in vars(module).items() if _is_defined_by(module, value)]
+        raise MethodError(f"{path} has no {name}, it has {', '.join(names) or 'no function'}")
     is_method = dataclasses.is_dataclass(method) and hasattr(method, "open")
     if not isinstance(method, type) and callable(method):
         method = partial(NumpySelector, method)
@@ -234,7 +234,7 @@ def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
         raise MethodError(f"{text}: {error}") from error
 
 
-def _is_own(value: Any, module: ModuleType) -> bool:
+def _is_defined_by(module: ModuleType, value: Any) -> bool:
     """Whether a value is a function or class that a module defines."""
     return callable(value) and getattr(value, "__module__", "") == module.__name__
 
