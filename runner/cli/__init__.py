@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from tamis.cli.commands import COMMANDS
+from tamis.cli.commands import COMMANDS, module_of
 from tamis.cli.options import Parser, settings
 from tamis.cli.options.errors import UsageError, one_line
 from tamis.version import __version__
@@ -113,7 +113,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
             "--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
         if name == wanted:
-            module = importlib.import_module(f"tamis.cli.commands.{name}")
+            module = importlib.import_module(module_of(name))
             module.add_arguments(command)
             settings.apply(command, name, argv[argv.index(name) + 1 :])
             command.set_defaults(run=module.run)

@@ -11,6 +11,7 @@ COMMANDS = {
     "mcp": "summarize documents and answer questions about them for agents (MCP)",
     "pull": "fetch a model",
     "convert": "write a GGUF file of a folder of safetensors",
+    "convert-lora": "write a GGUF file of a LoRA adapter",
     "imatrix": "measure which weights matter, for quantize",
     "quantize": "write a copy of a model with its weights in smaller types",
     "split": "write a model as several files",
@@ -31,3 +32,8 @@ COMMANDS = {
     "completion": "print a completion script for a shell",
     "man": "print the manual page",
 }
+
+
+def module_of(command: str) -> str:
+    """The name of a command's module."""
+    return f"tamis.cli.commands.{command.replace('-', '_')}"

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tamis.cli.commands import COMMANDS
+from tamis.cli.commands import COMMANDS, module_of
 from tamis.cli.options import Parser, did_you_mean, settings
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
@@ -109,7 +109,7 @@ def _show(path: Path, *, as_json: bool) -> None:
 def parser_of(command: str) -> Parser:
     """The parser of a command, without settings."""
     parser = Parser(prog=f"tamis {command}", description=COMMANDS[command])
-    importlib.import_module(f"tamis.cli.commands.{command}").add_arguments(parser)
+    importlib.import_module(module_of(command)).add_arguments(parser)
     return parser
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 from tamis.make.checkpoint.keys import Keys
@@ -45,7 +46,6 @@ class Name(NamedTuple):
 
 def add_general(source: Source, keys: Keys, tensors: Sequence[Shape]) -> None:
     """Set what stands under `general`, by the folder's name and generation_config.json."""
-    total, shared, expert, n_expert = _counts(tensors)
     keys.set("general.type", "str", "model")
     sampling = source.json("generation_config.json")
     if "repetition_penalty" in sampling:
@@ -53,13 +53,19 @@ def add_general(source: Source, keys: Keys, tensors: Sequence[Shape]) -> None:
     for key, (name, kind) in SAMPLING.items():
         value = sampling.get(key)
         keys.set(f"general.sampling.{name}", kind, int(value) if kind == "i32" and value else value)
-    given, folder = source.config.get("_name_or_path"), parts(source.folder.name, total)
+    add_names(source.folder, source.config.get("_name_or_path"), keys, tensors)
+
+
+def add_names(folder: Path, given: object, keys: Keys, tensors: Sequence[Shape]) -> None:
+    """Set the parts of a model's name, by its folder's and the one that its config gives it."""
+    total, shared, expert, n_expert = _counts(tensors)
     first = parts(given, total) if isinstance(given, str) and given.count("/") <= 1 else Name()
-    found = Name(*(a if a is not None else b for a, b in zip(first, folder, strict=True)))
+    pairs = zip(first, parts(folder.name, total), strict=True)
+    found = Name(*(a if a is not None else b for a, b in pairs))
     label = found.size_label
-    if label is None and total:
+    if label is None and total > 0:
         label = f"{n_expert}x{_count(shared + expert)}" if n_expert else _count(total)
-    keys.set("general.name", "str", title(found.name or source.folder.name))
+    keys.set("general.name", "str", title(found.name or folder.name))
     keys.set("general.version", "str", found.version)
     keys.set(
         "general.organization", "str", title(found.organization) if found.organization else None
@@ -79,7 +85,7 @@ def title(text: str) -> str:
 def parts(name: str, n_params: int) -> Name:
     """The parts of a name such as org/Base-1.5-7B-Instruct.
 
-    n_params: a size far from it is no size but, say, a context length.
+    n_params: a size far from it is no size but, say, a context length; below 0: an adapter's.
     """
     if not name:
         return Name()
@@ -126,7 +132,9 @@ def _kinds(words: list[str], i: int, n_params: int) -> set[str]:
             kind, word = "finetune", word[:-1] + word[-1].lower()
         words[i] = word
         return {kind}
-    return {"finetune"} if i and _FINETUNE.fullmatch(word) else set()
+    if i and _FINETUNE.fullmatch(word):
+        return {"type" if n_params < 0 and word.lower() == "lora" else "finetune"}
+    return set()
 
 
 def _is_far(label: str, n_params: int) -> bool:
@@ -134,6 +142,8 @@ def _is_far(label: str, n_params: int) -> bool:
         n = float(label[:-1]) * 1000.0 ** " KMBT".find(label[-1])
     except ValueError:
         return False
+    if n_params < 0:  # adapters need not have all layers
+        return n < -n_params // 8
     return abs(n - n_params) > 7 * n_params // 8
 
 
@@ -153,9 +163,18 @@ def _mark_basename(words: list[str], kinds: list[set[str]]) -> None:
 
 
 def _counts(tensors: Sequence[Shape]) -> tuple[int, int, int, int]:
-    """Parameters in all, those of no expert, those of one expert, and the number of experts."""
+    """Parameters in all, those of no expert, those of one expert, and the number of experts.
+
+    In all: below 0 of an adapter, as of the matrices that it changes.
+    """
     total = shared = expert = n_sum = n_tensor = 0
+    sign, n_column = 1, 0
     for name, shape in tensors:
+        if name.endswith(".lora_a"):
+            sign, n_column = -1, shape[-1]
+            continue
+        if name.endswith(".lora_b"):
+            shape = (*shape[:-1], n_column)
         size = prod(shape)
         total += size
         if "_exps." in name and len(shape) >= 3:
@@ -164,7 +183,7 @@ def _counts(tensors: Sequence[Shape]) -> tuple[int, int, int, int]:
             n_sum, n_tensor = n_sum + n, n_tensor + 1
         else:
             shared += size
-    return total, shared, expert, n_sum // n_tensor if n_tensor else 0
+    return sign * total, shared, expert, n_sum // n_tensor if n_tensor else 0
 
 
 def _count(n: int) -> str:

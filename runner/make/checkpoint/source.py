@@ -82,29 +82,35 @@ def stacked(parts: Sequence[Lazy]) -> Lazy:
 class Source:
     """A folder of a model: `config`, the names of its files, and `tensors` by name.
 
-    Raises ConvertError for what is missing in it, SafetensorsError for damage, OSError.
+    weights: whether it has them; without, there are no tensors. Raises ConvertError for what is
+    missing in it, SafetensorsError for damage, OSError.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, weights: bool = True) -> None:
         self.folder = folder
         if not folder.is_dir():
             raise ConvertError(f"{folder} is no folder: name one with config.json and safetensors")
         self.config = self.json("config.json")
         if not self.config:
             raise ConvertError(f"{folder} has no config.json: is it a folder of Hugging Face's?")
-        stored = safetensors.read(self._files())
+        stored = safetensors.read(self._files()) if weights else {}
         self.tensors = {
             name: Lazy(each.shape, each.type, each.values)
             for name, each in stored.items()
             if not name.endswith(UNUSED)
         }
         self.stored: Mapping[str, Stored] = stored
-        self._check_index(stored)
-        self._unscale()
+        if weights:
+            self._check_index(stored)
+            self._unscale()
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder; {} if there is none. Raises ConvertError."""
-        path = self.folder / name
+        return self.read_json(self.folder / name)
+
+    @staticmethod
+    def read_json(path: Path) -> dict[str, Any]:
+        """The object in a JSON file; {} if there is no file. Raises ConvertError."""
         if not path.is_file():
             return {}
         try:

@@ -38,7 +38,7 @@ def families() -> dict[str, type[Family]]:
     """The families by the names of transformers' classes."""
     found: dict[str, type[Family]] = {}
     for module in pkgutil.iter_modules(tamis.make.convert.__path__):
-        if module.name == "writing":
+        if module.name in ("writing", "lora"):
             continue
         here = importlib.import_module(f"tamis.make.convert.{module.name}")
         for value in vars(here).values():
@@ -84,7 +84,7 @@ def planned(folder: Path, outtype: str, *, pre: str | None = None) -> Plan:
     named = list(family.tensors())
     _check_names(named)
     type, number = OUTTYPES[_detected(source) if outtype == "auto" else outtype]
-    types = [_type(name, lazy, type) for name, lazy in named]
+    types = [type_of(name, lazy, type) for name, lazy in named]
     if GGMLType.MXFP4 in types and type != GGMLType.Q8_0:
         number = MXFP4_FILE
     keys = Keys(family.arch)
@@ -142,10 +142,15 @@ def _detected(source: Source) -> str:
     return "f16"
 
 
-def _type(name: str, lazy: Lazy, type: GGMLType) -> GGMLType:
+def type_of(name: str, lazy: Lazy, type: GGMLType) -> GGMLType:
+    """The type that a tensor gets where matrices get `type`."""
     if lazy.type == GGMLType.MXFP4.name:
         return GGMLType.MXFP4
-    if len(lazy.shape) <= 1 or not name.endswith(".weight") or _KEPT.fullmatch(name):
+    if (
+        len(lazy.shape) <= 1
+        or not name.endswith((".weight", ".lora_a", ".lora_b"))
+        or _KEPT.fullmatch(name)
+    ):
         return GGMLType.F32
     return GGMLType.F16 if lazy.shape[-1] % type.block_size else type
 
