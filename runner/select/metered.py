@@ -8,8 +8,8 @@ neighbouring positions from the best score on, as many as the samples ask for; e
 that would be more than half of them. `mass=0` measures only.
 
 The proposal is the same for every method: the scores of mean keys, of units of 16 positions or, in
-long contexts, of as many that there are at most MOST_UNITS units; three tenths of the chance are
-equal shares, so that no sample stands for more than 10 / 3 of what a uniform one would. Random
+long contexts, of as many that there are at most MOST_UNITS units; `even` of the chance is
+equal shares, so that no sample stands for more than 1 / `even` of what a uniform one would. Random
 numbers are a function of seed, position, layer and row: a run repeats to the bit.
 Layers in which `inner` reads everything are left alone. Where it weighs samples itself (log
 weights), its choice is attended once more without them.
@@ -39,7 +39,7 @@ from tamis.select.base import (
 from tamis.select.meter import Meter
 
 UNIT = 16
-EVEN = 0.3  # the uniform share of the sampling probabilities
+EVEN = 0.3  # what samples estimate best: see docs/methods/metered.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Metered:
     inner: Selector
     mass: float = 0.95
     samples: int = 128
+    even: float = EVEN
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,22 +62,23 @@ class Metered:
             "0 <= mass <= 1",
             "16 <= samples <= 4096",
             "samples % 16 == 0",
+            "0 < even <= 1",
         )
 
-    def open(self, shape: SelectorShape) -> SelectorState:
+    def open(self, shape: SelectorShape) -> "_State":
         """The state of one sequence."""
         return _State(self, shape, self.inner.open(shape))
 
 
 def drawn(
-    left_out: np.ndarray, scores: np.ndarray, unit: int, uniforms: np.ndarray
+    left_out: np.ndarray, scores: np.ndarray, unit: int, uniforms: np.ndarray, share: float = EVEN
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sampled positions of a row, and how many positions each stands for.
 
     left_out bool [n]: what the row's Selection lacks. scores f [n_unit]: of mean keys, in units of
     `unit` positions. uniforms f64 [n_sample]: random numbers below 1, one a sample; samples are
-    drawn at even distances of the sums of the probabilities. If no more positions than samples are
-    left out, all are taken, and the samples that remain stand for none.
+    drawn at even distances of the sums of the probabilities. share: `even`. If no more positions
+    than samples are left out, all are taken, and the samples that remain stand for none.
     """
     positions, n_sample = np.flatnonzero(left_out), len(uniforms)
     n = len(positions)
@@ -85,7 +87,7 @@ def drawn(
         factors = np.repeat([1.0, 0.0], [n, n_sample - n])
         return np.concatenate([positions, np.repeat(last, n_sample - n)]), factors
     proposal = scores[positions // unit].astype(float)
-    even = EVEN if 0 < proposal.sum() < 1e30 else 1.0
+    even = share if 0 < proposal.sum() < 1e30 else 1.0
     chance = np.full(n, even / n)
     if even < 1:
         chance += (1 - even) * proposal / proposal.sum()
@@ -139,11 +141,11 @@ class _State(SelectorState):
         self.evicting, self.prepares = inner.evicting, inner.prepares
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
-        self._unit = UNIT
-        while shape.n_ctx > ops.MOST_UNITS * self._unit:
-            self._unit *= 2
-        self._n_unit = -(-shape.n_ctx // self._unit)
-        self._room, _ = ops.hip_room(self._n_unit, self._n_unit)
+        self.unit = UNIT
+        while shape.n_ctx > ops.MOST_UNITS * self.unit:
+            self.unit *= 2
+        self.n_unit = -(-shape.n_ctx // self.unit)
+        self._room, _ = ops.hip_room(self.n_unit, self.n_unit)
         self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)
         self.counters, self.n_bytes = (self._filled, *inner.counters), inner.n_bytes
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
@@ -170,7 +172,7 @@ class _State(SelectorState):
 
     def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         yield from self._inner.also_attend(rec, layer, rows)
-        if not self._measures(rec, layer, rows.sel):
+        if not self.measures(rec, layer, rows.sel):
             return
         assert self._asked is not None
         assert rows.lse is not None
@@ -192,7 +194,7 @@ class _State(SelectorState):
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
         self._inner.correct(rec, layer, q, kv, sel, out)
-        if self._params.mass == 0 or not self._measures(rec, layer, sel):
+        if self._params.mass == 0 or not self.measures(rec, layer, sel):
             return
         assert self.meter is not None
         rec.program.add(
@@ -227,7 +229,7 @@ class _State(SelectorState):
 
     def truncate(self, n_tokens: int) -> None:
         self._inner.truncate(n_tokens)
-        np.minimum(self._filled, n_tokens // self._unit, out=self._filled)
+        np.minimum(self._filled, n_tokens // self.unit, out=self._filled)
 
     def phase(self, step: int) -> str:
         return self._inner.phase(step)
@@ -246,7 +248,7 @@ class _State(SelectorState):
         """The inner method's number."""
         return self._inner.n_recall
 
-    def _measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
+    def measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether a layer leaves anything out."""
         window = self.shape.window[layer]
         return rec.n_tok == 1 and not window and not self._inner.reads_all(rec, layer, sel)
@@ -270,14 +272,14 @@ class _State(SelectorState):
             n_head_kv=shape.n_head_kv,
             room=self._room,
             top=0,
-            block=self._unit,
+            block=self.unit,
             **self._means[layer],
         )
 
-    def _rows(self, n_row: int) -> dict[str, Any]:
-        """Buffers of n_row rows."""
+    def sampled(self, n_row: int) -> dict[str, Any]:
+        """The buffers of layers with n_row rows: of METER_SAMPLE, METER_WEIGH and what follows."""
         if n_row not in self._scratch:
-            shape, n, n_unit = self.shape, self._params.samples, self._n_unit
+            shape, n, n_unit = self.shape, self._params.samples, self.n_unit
             group = shape.n_head // n_row
             work = ops.meter_work(shape.head_dim, group, self._room)
             self._scratch[n_row] = {
@@ -307,7 +309,7 @@ class _State(SelectorState):
         lse: np.ndarray,
     ) -> None:
         assert self.meter is not None
-        p, shape, buffers = self._params, self.shape, self._rows(sel.n_row)
+        p, shape, buffers = self._params, self.shape, self.sampled(sel.n_row)
         group, of_mean = shape.n_head // sel.n_row, shape.head_dim + 8
         both: dict[str, Any] = {
             "step": rec.step,
@@ -316,8 +318,8 @@ class _State(SelectorState):
             "n_row": sel.n_row,
             "heads_per_kv": shape.group,
             "n_head_kv": shape.n_head_kv,
-            "unit": self._unit,
-            "n_unit": self._n_unit,
+            "unit": self.unit,
+            "n_unit": self.n_unit,
             "n_sample": p.samples,
             "scale": shape.scale,
         }
@@ -326,7 +328,7 @@ class _State(SelectorState):
         rec.program.add(
             ops.METER_SAMPLE,
             (shape.head_dim, group),
-            cost=lambda n_tok, pos: (sel.n_row * of_mean * (pos // self._unit), 0),
+            cost=lambda n_tok, pos: (sel.n_row * of_mean * (pos // self.unit), 0),
             chosen=sel.indptr,
             blocks=sel.indices,
             block=sel.block,
@@ -334,7 +336,7 @@ class _State(SelectorState):
             room=self._room,
             layer=layer,
             seed=p.seed,
-            even=EVEN,
+            even=p.even,
             **self._means[layer],
             **both,
         )
@@ -357,8 +359,8 @@ class _State(SelectorState):
 
     def _record_wider(self, rec: Recording, sel: Selection) -> Selection:
         """Record what is read additionally; returns the Selection of rows that need more."""
-        shape, buffers = self.shape, self._rows(sel.n_row)
-        grain = math.gcd(sel.block, self._unit)
+        shape, buffers = self.shape, self.sampled(sel.n_row)
+        grain = math.gcd(sel.block, self.unit)
         if (sel.n_row, grain) not in self._wider:
             self._wider[sel.n_row, grain] = Selection(
                 indptr=np.zeros(sel.n_row + 1, np.int32),
@@ -380,8 +382,8 @@ class _State(SelectorState):
             n_head_kv=shape.n_head_kv,
             block=sel.block,
             grain=grain,
-            unit=self._unit,
-            n_unit=self._n_unit,
+            unit=self.unit,
+            n_unit=self.n_unit,
             n_all=len(self._all.indices) // shape.n_head_kv,
             **{name: buffers[name] for name in ("left", "scores", "needs", "bars")},
         )

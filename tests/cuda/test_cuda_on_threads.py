@@ -16,6 +16,7 @@ FILES = (
     "linear.activation",
     "attention.attend_epilogue",
     "attention.sink",
+    "attention.tail",
     "lang.radix_topk",
     "kv.token_freezing",
     "lang.grid",

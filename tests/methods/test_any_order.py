@@ -52,6 +52,7 @@ METHODS = {
     "quest": "quest:budget=64,page=8,dense=0,sink=4,recent=8",
     "snapkv": "snapkv:budget=40,window=8,sink=4",
     "tactic": "tactic:c=4,period=16,local=8",
+    "tail": "tail(topk:k=24,sink=4,recent=8,rows=head):samples=16",
     "topk": "topk:k=24,sink=4,recent=8",
     "vertical_slash": "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
     "window": "window:sink=4,recent=32,block=16",

@@ -157,6 +157,12 @@ def test_metered_reads_means_of_units_and_its_samples():
     assert cost_of(tape, "meter_weigh") == (N_HEAD * 16 * KEY, 0)
 
 
+def test_a_tail_reads_the_values_of_its_first_samples_too():
+    tape = tape_of("tail(topk:k=24,sink=4,recent=8,rows=head):samples=16")
+    assert cost_of(tape, "meter_weigh") == (N_HEAD * 16 * KEY, 0)
+    assert cost_of(tape, "tail_size") == (N_HEAD * 16 * KEY, 0)
+
+
 def test_ops_that_say_nothing_cost_nothing():
     tape = tape_of("quest:budget=64,page=8,dense=0")
     assert cost_of(tape, "select_top_k") == (0, 0)

@@ -100,6 +100,11 @@ EXAMPLES = {
         Example("metered(window:sink=4,recent=32,block=16):mass=0.5", 16 + 16 + 32, 32),
         Example("metered(topk:k=24,sink=4,recent=8,rows=head):mass=0,samples=16", 36, 8),
     ],
+    "tail": [
+        Example("tail(window:sink=4,recent=32,block=16):samples=16", 16 + 16 + 32, 32),
+        Example("tail(topk:k=24,sink=4,recent=8,rows=head):samples=32,bound=parts", 36, 8),
+        Example("tail(quest:budget=64,page=8,dense=0):samples=16,even=0.3,delta=0.01", 64, 8),
+    ],
     "auto": [
         Example("auto", None, 10_000),
         Example("auto:least=0,part=8,mass=0.3", None, 200),
@@ -191,6 +196,7 @@ COVERING = {
         "delta(cpe:psi=1):gamma=1,mode=recompute",
     ],
     "metered": ["metered(window:recent=512)", "metered(window:recent=9):mass=1"],
+    "tail": ["tail(window:recent=512)", "tail(window:recent=9):most=0"],
     "auto": ["auto", "auto:least=0,mass=1"],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
@@ -225,7 +231,7 @@ COVERING = {
     "bigbird": ["bigbird:recent=512", "bigbird:random=512,sink=0", "bigbird:sink=512,block=5"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
-OVER_ANOTHER = ("beyond", "delta", "metered")  # which need one in parentheses
+OVER_ANOTHER = ("beyond", "delta", "metered", "tail")  # which need one in parentheses
 DEFAULTS = [Example(name, None, 1) for name in methods() if name not in OVER_ANOTHER]
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 # With windows in some layers: of each method one, for what its numbers do was seen without.
@@ -236,7 +242,7 @@ ON_BOTH = [
     *((arch, e) for arch, examples in PER_LAYER.items() for e in examples),
 ]
 # What was chosen is not all that is read: the floor reads the rest again, beside the Selection.
-READ_AGAIN = {"metered(window:recent=9):mass=1"}
+READ_AGAIN = {"metered(window:recent=9):mass=1", "tail(window:recent=9):most=0"}
 COVERING_ON_BOTH = [
     *(("qwen2", text) for texts in COVERING.values() for text in texts),
     *(("gemma3", texts[0]) for texts in COVERING.values()),

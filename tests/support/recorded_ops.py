@@ -73,6 +73,11 @@ TEXTS = {
         "metered(magicpig:K=3,L=6,dense=0):mass=0",
         "metered(window:sink=4,recent=32,block=16)",
     ],
+    "tail": [
+        "tail(topk:k=24,sink=4,recent=8,rows=head):epsilon=0.2,samples=16,seed=3",
+        "tail(magicpig:K=3,L=6,dense=0):bound=parts,even=0.3",
+        "tail(window:sink=4,recent=32,block=16)",
+    ],
     "per_layer": [
         "topk:k=24@0+lfps:budget=0.1,s=4@2",
         "h2o:budget=40@0-1+hshare:budget=90@2",

@@ -18,6 +18,7 @@ OWN = {
         "least": "tokens of context up to which everything is read",
         "part": "HiP chooses one token in so many of the longest context",
         "samples": "tokens drawn a row to estimate what was left out",
+        "even": "share of a token's chance to be drawn that is the same for all",
     },
     "beyond": {"least": "position up to which chunks of a prompt are dense"},
     "bigbird": {"random": "tokens drawn at random for each block of queries"},
@@ -84,6 +85,14 @@ OWN = {
         "pool": "how they are pooled",
         "ada": "share of a layer's budget handed out by need (Ada-KV)",
         "beta": "how much more early layers get (PyramidKV); 1: the same",
+    },
+    "tail": {
+        "epsilon": "relative error of a head's output that is accepted",
+        "delta": "share of heads and steps in which it may be larger",
+        "bound": "whose error: the output's, its two parts' (the paper), the denominator's",
+        "samples": "first tokens drawn a row, from which the number of samples follows",
+        "even": "share of a token's chance to be drawn that is the same for all; 1: the paper",
+        "most": "share of what was left out from which all of it is read instead",
     },
     "tactic": {
         "P": "share of a head's attention to reach; 1 reads everything",
