@@ -41,6 +41,7 @@ class Auto:
     """
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    promise: ClassVar[tuple[str, ...]] = ("estimate", "mass")
     all_layers: ClassVar[bool] = True
     has_floor: ClassVar[bool] = True  # `mass`
 

@@ -188,6 +188,34 @@ class Selector(Protocol):
         ...
 
 
+# What a method promises of a decode step's attention, the weakest first. A method that promises
+# something names it in `promise`, and after it the fields that say how much.
+PROMISES = {
+    "none": "nothing",
+    "bracket": "bounds of the mass that each head leaves out, before attention; in an audit, "
+    "where keys have int8 codes, on a CPU",
+    "estimate": "an estimate of the mass that each head holds, from samples; more is read where "
+    "that is below the floor",
+    "epsilon-delta": "heads err by more than epsilon in at most a share delta of the steps, as far "
+    "as the central limit theorem holds",
+    "exact": "dense attention",
+}
+
+
+def promise_of(method: Selector) -> dict[str, Any]:
+    """What a method promises of decode steps: `kind`, one of PROMISES, and the numbers it has.
+
+    Methods of different layers promise together what the weakest of them does.
+    """
+    if isinstance(method, PerRole):
+        return promise_of(method.for_decode)
+    if parts := getattr(method, "parts", ()):
+        kinds = list(PROMISES)
+        return min((promise_of(p.method) for p in parts), key=lambda x: kinds.index(x["kind"]))
+    kind, *fields = getattr(method, "promise", ("none",))
+    return {"kind": kind, **{name: getattr(method, name) for name in fields}}
+
+
 class SelectorState:
     """Hooks in the order a layer calls them; each may record ops. Defaults: dense attention."""
 

@@ -63,6 +63,7 @@ class CPE:
     """The defaults of section V-A, where s is 8 or 16, and V-C's budget: 16 + 432 + 64 tokens."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+    promise: ClassVar[tuple[str, ...]] = ("bracket",)
 
     s: int = common("period", 16)  # block size in steps; 0: no CIS
     tau: float = 0.8  # the cosine above which a head shares a set

@@ -11,6 +11,7 @@ class Dense:
     """Attend to everything; no parameters."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
+    promise: ClassVar[tuple[str, ...]] = ("exact",)
 
     def open(self, shape: SelectorShape) -> SelectorState:
         """The default hooks."""

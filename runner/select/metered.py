@@ -47,6 +47,7 @@ class Metered:
     """inner: the method that selects. mass: the least retained mass of each head, by estimate."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    promise: ClassVar[tuple[str, ...]] = ("estimate", "mass")
     all_layers: ClassVar[bool] = True  # it cannot serve some layers only: see per_layer
     has_floor: ClassVar[bool] = True  # `mass`
 

@@ -32,6 +32,7 @@ class TopK:
     """k: tokens kept between sinks and window. sink, recent: always kept. rows: group or head."""
 
     roles: ClassVar[tuple[str, ...]] = (DECODE,)
+    promise: ClassVar[tuple[str, ...]] = ("bracket",)
 
     k: int = common("budget", 512, beside=True)
     sink: int = 4

@@ -699,6 +699,14 @@ def test_methods_are_listed_with_their_defaults(capsys):
     assert listed["topk"]["parameters"]["k"] == 512
     assert listed["topk"]["names"] == {"budget": "k"}
     assert all(entry["summary"].endswith(".") for entry in listed.values())
+    promises = {
+        name: listed[name]["promise"] for name in ("dense", "tail", "topk", "lfps", "delta")
+    }
+    assert promises == {
+        "dense": "exact", "tail": "epsilon-delta", "topk": "bracket", "lfps": "none", "delta": "",
+    }  # fmt: skip
+    assert main(["methods", "auto"]) == 0
+    assert "Promised of decode steps: estimate, an estimate of the mass" in capsys.readouterr().out
 
 
 def test_each_parameter_of_each_method_is_explained(capsys):

@@ -7,9 +7,10 @@ from tiny_models import like_qwen2, write_tiny_model
 from tamis.engine.engine import Engine
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.ops import AUDIT
+from tamis.select.base import PROMISES, promise_of
 from tamis.select.dense import Dense
 from tamis.select.metered import drawn
-from tamis.select.notation import parse_method
+from tamis.select.notation import methods, parse_method, parse_methods
 from tamis.select.tail import BOUNDS, Tail, chances, need_of, sample_size, sampled
 
 N_PROMPT, N_STEP, N, DIM, UNIT = 400, 6, 4096, 16, 16
@@ -155,3 +156,15 @@ def test_what_bounds_ask_for():
     assert need_of(whole, np.array([np.nan]), 4000) == ops.READ_ALL
     assert need_of(whole, np.array([5.0, 700.2]), 4000) == 701
     assert parse_method("tail(window)") == Tail(parse_method("window"))
+
+
+def test_a_method_says_what_it_promises_of_decode_steps():
+    found = promise_of(parse_methods("tail(hip):epsilon=0.05", "delta(window)"))
+    assert found == {"kind": "epsilon-delta", "epsilon": 0.05, "delta": 0.1, "bound": "output"}
+    assert promise_of(parse_methods("hip", "dense", min_mass=0.9)) == {
+        "kind": "estimate",
+        "mass": 0.9,
+    }
+    assert promise_of(parse_method("topk@0-1+lfps@2")) == {"kind": "none"}
+    assert promise_of(parse_methods("dense", "dense")) == {"kind": "exact"}
+    assert {getattr(m, "promise", ("none",))[0] for m in methods().values()} == {*PROMISES}

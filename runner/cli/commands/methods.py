@@ -42,11 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"    in the paper: {own}\n")
         flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
         sys.stdout.write(f"    {flags}: {entry['summary']}\n")
+        if entry["promise"]:
+            sys.stdout.write(f"    promises: {entry['promise']}\n")
     return 0
 
 
 def _explain(name: str, *, as_json: bool) -> int:
     """Print one method: its idea, its parameters and the rest of its file's docstring."""
+    from tamis.select.base import PROMISES
     from tamis.select.notation import methods
 
     known = methods()
@@ -69,6 +72,9 @@ def _explain(name: str, *, as_json: bool) -> int:
         text = f"  {key}={value}".ljust(20) + f" {entry['explained'][key]}{also}"
         lines += textwrap.wrap(text, 96, subsequent_indent=" " * 21)
     flags = " and ".join(FLAGS[PARAMETERS[role]] for role in entry["roles"])
+    if entry["promise"]:
+        text = f"Promised of decode steps: {entry['promise']}, {PROMISES[entry['promise']]}."
+        lines += ["", *textwrap.wrap(text, 96)]
     lines += ["", f"Use it with {flags}: {_shown(entry)}:{next(iter(entry['defaults']), '')}=..."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
@@ -82,11 +88,12 @@ def _shown(entry: dict[str, Any]) -> str:
 
 
 def _described(name: str, method: Any) -> dict[str, Any]:
-    """Name, roles, first line of the method's file, parameters with their defaults.
+    """Name, roles, first line of the method's file, its promise, parameters with their defaults.
 
     parameters uses the papers' names, defaults the names that all methods share, names maps one to
     the other.
     """
+    from tamis.select.base import DECODE
     from tamis.select.notation import INNER, defaults_of, needs_inner, parameters_of
 
     module = inspect.getmodule(method)
@@ -100,6 +107,7 @@ def _described(name: str, method: Any) -> dict[str, Any]:
         "over_another": needs_inner(method),
         "takes_another": takes_another,
         "summary": summary,
+        "promise": getattr(method, "promise", ("none",))[0] if DECODE in method.roles else "",
         "parameters": parameters,
         "defaults": defaults_of(method),
         "names": {name: f.name for name, f in parameters_of(method).items() if name != f.name},

@@ -155,13 +155,15 @@ def _report(arguments: argparse.Namespace, answer: _TimedAnswer, session: Any) -
     """Print the JSON answer, or write notes and the audit to standard error."""
     from tamis.cli.terminal import audit
     from tamis.cli.terminal.answer import repetition
+    from tamis.select.base import promise_of
 
     speeds, found = answer.speeds(), session.audit if session.audited else None
     if arguments.json:
         tokens = [{"id": piece.token_id, "logprob": piece.logprob} for piece in answer.pieces]
         checked = {} if found is None else {"audit": audit.report(found)}
         checked |= {} if session.mass is None else {"attention": session.mass.rounded()}
-        report = {"text": answer.text, **speeds, "tokens": tokens, **checked}
+        promise = promise_of(session.selector)
+        report = {"text": answer.text, **speeds, "tokens": tokens, "promise": promise, **checked}
         sys.stdout.write(json.dumps(report) + "\n")
         return
     if speeds["finish"] == "length" and speeds["answer_tokens"] != arguments.max_tokens:
