@@ -59,6 +59,7 @@ LEFT_OUT = {
     "test_security.py::test_cors_options[[]origin-*": "CORS with cookies: tamis reads none",
     "test_security.py::test_cors_options*Allow-Headers*": "CORS names the headers asked for, not *",
     "test_security.py::*with_tools_enabled*": "tools that llama.cpp's server runs itself",
+    "test_sleep.py::*buckets*": "rates of /metrics that begin anew with each reading",
     "test_kv_keep_only_active.py": "marks in llama.cpp's log",
     "test_compat_gcp.py": "Vertex AI's protocol",
     "test_speculative.py::*synth*": "drafts of a given acceptance",
