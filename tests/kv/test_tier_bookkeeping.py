@@ -529,3 +529,24 @@ def test_buffers_without_their_first_bytes():
 )
 def test_runs_end_at_jumps(jumps, runs):
     assert _cuts(np.array(jumps, bool), len(jumps) + 1) == runs
+
+
+@pytest.mark.parametrize(
+    ("spans", "units", "n"),
+    [
+        ([(0, 1)], [0], 1),
+        ([(UNIT, 2 * UNIT)], [1], UNIT),
+        ([(UNIT - 1, UNIT + 1)], [0, 1], 2),
+        ([(3 * UNIT, 3 * UNIT)], [], 0),
+        ([(0, 1), (5 * UNIT, 6 * UNIT)], [0, 5], UNIT + 1),
+        ([(0, 10 * PAGE)], list(range(2 * PAGE // UNIT)), 2 * PAGE),
+    ],
+)
+def test_spans_of_positions_are_units_of_pages(tmp_path, spans, units, n):
+    """Of two pages; what lies behind them is not there."""
+    cache = disk(tmp_path, RING + MARGIN + 2 * N_PAGE)
+    need, n_position = cache._spanned(spans, 2)
+    assert need.shape == (2, HP.n_head_kv, PAGE // UNIT)
+    for head in range(HP.n_head_kv):
+        assert np.flatnonzero(need[:, head].reshape(-1)).tolist() == units
+    assert n_position == HP.n_head_kv * n

@@ -269,12 +269,16 @@ def test_who_has_ended_is_reported_and_dropped_alone(nursery):
         made._children[there.fileno()] = fork(end), there
         made._poll.register(there, 0)
     first, second, third = [pid for pid, _ in made._children.values()]
+    ended = list(made._children)[:2]
     for pid in (first, second):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     last = made._children[list(made._children)[1]][1]
     made._poll.unregister(last)  # as once its client has gone
     made._reap()
     assert [pid for pid, _ in made._children.values()] == [third]
+    for number in ended:
+        with pytest.raises(KeyError):  # otherwise it would wake without end
+            made._poll.unregister(number)
     assert mine[0].recv(99) == frame(Kind.ENDED, b"\0"), "its own exit, whatever its code"
     assert mine[1].recv(99) == frame(Kind.ENDED, bytes([signal.SIGKILL]))
     assert mine[0].recv(9) == mine[1].recv(9) == b""
