@@ -433,12 +433,13 @@ class _Work:
         self._cache, self._settings = cache_of(arguments, settings, self.line.say)
 
     def outcomes(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the result of each document, in order: a Summary's fields, or name and error."""
+        """Yield the result of each document, in order: a Summary's fields, or name and error.
+
+        Workers are threads, one too: an interruption comes to the main thread, and they stop
+        between two chunks, where what they have read can be kept.
+        """
         for name in self._names:
             self._guess(name)
-        if self._settings.n_session == 1:
-            yield from map(self._outcome, self._names)
-            return
         with ThreadPoolExecutor(self._settings.n_session) as pool:
             futures: list[Future[dict[str, Any]]] = []
             try:
