@@ -719,7 +719,7 @@ def test_each_parameter_of_each_method_is_explained(capsys):
     assert main(["methods", "tactic"]) == 0
     assert "  P=0.9              share of a head's attention to reach" in capsys.readouterr().out
     assert main(["methods", "tactik"]) == 2
-    assert "did you mean tactic?" in capsys.readouterr().err
+    assert "did you mean tactic" in capsys.readouterr().err
 
 
 INTERRUPTED_IN_A_FINALIZER = """

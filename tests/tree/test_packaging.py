@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -28,6 +29,18 @@ MAY_READ_ENVIRONMENT = {
     "runner/cli/options/settings.py": "TAMIS_...: flags of commands; XDG_CONFIG_HOME: their file",
     "runner/fetch/base.py": "TAMIS_MODELS, XDG_CACHE_HOME: the folder of models; handed to pip",
 }
+
+
+def test_every_folder_of_modules_is_a_package_that_is_installed(root: Path) -> None:
+    """A clone imports what a wheel lacks: only a fresh install shows it."""
+    there = {
+        ".".join((inside.replace("/", "."), *file.parent.relative_to(root / folder).parts))
+        for folder, inside in FOLDERS.items()
+        for file in (root / folder).rglob("*.py")
+        if "rthooks" not in file.parts
+    }
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(there) == sorted(listed)
 
 
 @pytest.fixture(scope="module")

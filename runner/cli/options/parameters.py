@@ -18,7 +18,6 @@ OWN = {
         "least": "tokens of context up to which everything is read",
         "part": "HiP chooses one token in so many of the longest context",
         "samples": "tokens drawn a row to estimate what was left out",
-        "even": "share of a token's chance to be drawn that is the same for all",
     },
     "beyond": {"least": "position up to which chunks of a prompt are dense"},
     "bigbird": {"random": "tokens drawn at random for each block of queries"},
@@ -76,6 +75,7 @@ OWN = {
     "metered": {
         "mass": "share of attention that each head holds, by estimate; 0: measure only",
         "samples": "tokens drawn a row to estimate what was left out",
+        "even": "share of a token's chance to be drawn that is the same for all",
     },
     "quest": {"page": "tokens of a page, which is chosen by its keys' bounds"},
     "snapkv": {
