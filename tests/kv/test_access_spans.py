@@ -103,3 +103,11 @@ def test_attention_reads_what_was_chosen_only():
     rows = [np.array([0])] * 2
     program = attending(rows, block=1, n_row=2, q_block=1, step=step, window=0, stride=1)
     assert not reads_all(program.calls[0], program)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_an_op_has_as_many_values_as_fields(n):
+    op = SimpleNamespace(fields=("step", "k_table", "block"))
+    call = SimpleNamespace(spec=SimpleNamespace(op=op), values=tuple(range(n)))
+    with pytest.raises(ValueError, match="zip"):
+        fields_of(call, SimpleNamespace(arrays={}))

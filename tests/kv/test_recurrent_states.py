@@ -133,3 +133,49 @@ def test_a_devices_states_are_those_of_its_layers():
     assert firsts == {
         (0, 3): [0, 15, 47], (0, 1): [0, 15], (1, 2): [], (2, 3): [47], (0, 0): []
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "left"),
+    [
+        # Of 30 it is 30/100, of 15 it is (40 - 15)/(100 - 15) = 0.294, of 40 it is 1.
+        ((15, 30, 40), 100, [15, 40, 100]),
+        # Of 10 it is 30/100, of 30 it is 80/90, of 90 it is 70/70.
+        ((10, 30, 90), 100, [30, 90, 100]),
+        # Of 4 it is 6/12, of 6 it is (8 - 4)/(12 - 4), the same: the earlier one goes.
+        ((4, 6, 8), 12, [6, 8, 12]),
+    ],
+)
+def test_a_snapshots_share_of_the_way_back_is_counted_from_the_start(before, now, left):
+    states = new_states(3)
+    for n_tokens in before:
+        advance(states, n_tokens)
+    advance(states, now)
+    assert states.snapshots == left
+    for n_tokens, values in states.kept():
+        np.testing.assert_array_equal(values, written(n_tokens))
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1, [30]), (2, [20, 30]), (3, [10, 20, 30])])
+def test_a_copy_keeps_as_many_snapshots_as_it_has_room_for(most, kept):
+    other, states = new_states(), new_states(most)
+    for n_tokens in (10, 20, 30):
+        advance(other, n_tokens)
+    assert states.copy(other, 30) == 30
+    assert states.snapshots == kept
+    for (n_tokens, values), (_, theirs) in zip(
+        states.kept()[::-1], other.kept()[::-1], strict=False
+    ):
+        np.testing.assert_array_equal(values, written(n_tokens))
+        assert not np.shares_memory(values, theirs)
+
+
+def test_no_snapshot_is_taken_twice_or_of_nothing():
+    states = new_states()
+    states.keep()
+    assert states.snapshots == []
+    advance(states, 10)
+    states.keep()
+    assert states.snapshots == [10]
+    with pytest.raises(ValueError, match="0 snapshots, expected 1 or more"):
+        new_states(0)

@@ -211,6 +211,76 @@ def test_what_a_step_asks_twice_is_read_ahead_together(tmp_path):
     assert cache.counts.n_ahead - n_ahead == 0  # they are there
 
 
+class Writing:
+    """A write that is not done before it is waited for."""
+
+    def __init__(self, error=None):
+        self.waited, self.error = 0, error
+
+    def done(self):
+        return self.waited > 0
+
+    def exception(self):
+        self.waited += 1
+        return self.error
+
+
+CALLS = {
+    "truncate": lambda cache: cache.truncate(70),
+    "read": lambda cache: cache.read(0, 200),
+    "write": lambda cache: cache.write(1, *rows(10), 1),
+    "drop_cached": lambda cache: cache.drop_cached(),
+}
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_waits_for_writes_and_a_failed_one_is_tried_again(tmp_path, call, failing):
+    """Whoever asked for the file learns of the failure; others go on, for memory has the data."""
+    cache = filled(disk(tmp_path, RING + MARGIN + 8), 200)
+    error = KVFileError("full") if failing else None
+    job, n_written = Writing(error), cache.counts.n_written
+    cache._writing = [(job, 0, 0, np.array([1, 2]))]
+    for side in cache._sides:
+        side.allocate(0, np.array([1, 2]))
+    if failing and call == "drop_cached":
+        with pytest.raises(KVFileError, match="full"):
+            CALLS[call](cache)
+    else:
+        CALLS[call](cache)
+    assert (job.waited, cache._writing, cache._failed) == (1, [], failing)
+    if call in ("read", "drop_cached"):
+        assert [side.is_dirty(0, 1) for side in cache._sides] == [failing, True]
+        n = 0 if failing else 2 * cache._sides[0].page_bytes
+        assert cache.counts.n_written - n_written == n
+
+
+def test_writes_are_looked_at_without_waiting_while_there_is_room(tmp_path):
+    cache = filled(disk(tmp_path, RING + MARGIN + 8), 128)
+    late, done = Writing(), Writing()
+    done.waited = 1
+    cache._writing = [(late, 0, 0, np.array([0])), (done, 0, 1, np.array([0]))]
+    cache._settle()
+    assert [job for job, *_ in cache._writing] == [late]
+    assert (late.waited, done.waited) == (0, 2)
+    cache._settle(wait=True)
+    assert (cache._writing, late.waited) == ([], 1)
+
+
+def test_a_write_that_failed_is_told_once_and_then_done(tmp_path):
+    cache = disk(tmp_path, RING + MARGIN + 8)
+    cache.begin(0, PAGE)
+    cache._writing = [(Writing(KVFileError("full")), 0, 0, np.array([0]))]
+    with pytest.raises(KVFileError, match="full"):
+        cache._settle(wait=True)
+    assert cache._failed
+    assert cache._sides[0].is_dirty(0, 0)
+    cache.begin(PAGE, 1)
+    assert not cache._failed
+    assert not any(side.is_dirty(layer, 0) for side in cache._sides for layer in range(3))
+    assert all(side.is_dirty(layer, 1) for side in cache._sides for layer in range(3))
+
+
 # ---- pages that stay -----------------------------------------------------------------------------
 def stepping(tmp_path, n_more=30):
     """A cache of 300 tokens, a decode Program over it, and the calls that read."""
@@ -276,6 +346,44 @@ def test_where_too_much_would_stay_every_call_stops(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("asked", "left", "kept", "stopping"),
+    [
+        ({1: (0, {1}), 4: (2, {0, 3}), 7: (2, {2})}, [], {0: {1}, 2: {0, 2, 3}}, set()),
+        ({1: (0, {1}), 4: (1, None), 7: (1, {2})}, [4], {0: {1}, 1: {2}}, {1}),
+        ({1: (0, None), 4: (0, None), 7: (2, set())}, [1, 4], {}, {0}),
+    ],
+)
+def test_calls_stop_whose_pages_are_not_known(tmp_path, asked, left, kept, stopping):
+    cache, program, *_ = stepping(tmp_path)
+    seen = []
+
+    def reader(layer, pages):
+        return SimpleNamespace(layer=layer, pages=lambda n_page: (seen.append(n_page), pages)[1])
+
+    cache._spans[program] = {at: reader(*found) for at, found in asked.items()}
+    cache._n_tok, cache._stopping, cache._n_frame = 1, {0, 1, 2}, 100  # room for all
+    assert cache.due(program, [*asked]) == left
+    assert {layer: set(pages) for layer, pages in cache._kept.items()} == kept
+    assert kept_pages(cache) == kept
+    assert cache._stopping == stopping
+    assert seen == [5] * 3, "pages of 300 tokens"
+
+
+def test_each_layer_is_told_what_the_next_one_reads(tmp_path):
+    """The last layer is told of the first, which runs next, in the step after."""
+    cache, program, *_ = stepping(tmp_path)
+    found = []
+    for call in program.calls:
+        if call.spec.op is ops.BANK_LOOKUP:
+            fields = dict(zip(call.spec.op.fields, call.values, strict=True))
+            names = "indptr", "indices", "block", "n_row", "layer"
+            found.append([fields[name] for name in names])
+    assert [layer for *_, layer in found] == [0, 1, 2]
+    ahead = [array.tolist() for array in cache._banked[program].ahead]
+    assert ahead == [*found[1:], found[0]]
+
+
+@pytest.mark.parametrize(
     ("spans", "expected"),
     [
         ([(0, 4), (130, 200)], {0, 2, 3}),
@@ -328,6 +436,16 @@ def test_a_gpu_has_a_bank_where_a_method_chooses_and_there_is_room(choosing):
         assert len(cache.counters) == (2 if found else 1)
     if choosing:
         assert (cache._bank._n_bank, cache._bank.unit) == (n_bank, UNIT)
+
+
+def test_a_gpus_bank_may_be_as_small_as_it_can_be():
+    n_page = next(n for n in range(16, 40) if least(n * PAGE) % 16 == 0)
+    n_least = -(-n_page // 16) * 16
+    for n_less, found in ((0, True), (16, False)):
+        cache = on_gpu(1 + RING + n_least + least(n_page * PAGE) - n_less, n_page * PAGE)
+        cache.expect(choosing=True)
+        assert (cache._bank is not None) is found
+        assert len(cache._frames[0]) == RING + n_least + (0 if found else least(n_page * PAGE) - 16)
 
 
 def test_a_gpu_has_positions_up_to_the_last_that_was_reserved():
