@@ -236,7 +236,7 @@ CALLS = {
 @pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_waits_for_writes_and_a_failed_one_is_tried_again(tmp_path, call, failing):
-    """Whoever asked for the file learns of the failure; others go on, for memory has the data."""
+    """A caller that needs the file gets the error; for the others memory has the data."""
     cache = filled(disk(tmp_path, RING + MARGIN + 8), 200)
     error = KVFileError("full") if failing else None
     job, n_written = Writing(error), cache.counts.n_written
@@ -267,7 +267,7 @@ def test_writes_are_looked_at_without_waiting_while_there_is_room(tmp_path):
     assert (cache._writing, late.waited) == ([], 1)
 
 
-def test_a_write_that_failed_is_told_once_and_then_done(tmp_path):
+def test_a_failed_write_is_reported_once_and_tried_again(tmp_path):
     cache = disk(tmp_path, RING + MARGIN + 8)
     cache.begin(0, PAGE)
     cache._writing = [(Writing(KVFileError("full")), 0, 0, np.array([0]))]
@@ -369,8 +369,8 @@ def test_calls_stop_whose_pages_are_not_known(tmp_path, asked, left, kept, stopp
     assert seen == [5] * 3, "pages of 300 tokens"
 
 
-def test_each_layer_is_told_what_the_next_one_reads(tmp_path):
-    """The last layer is told of the first, which runs next, in the step after."""
+def test_each_layer_gets_what_the_next_one_reads(tmp_path):
+    """The last layer gets that of the first, which runs next, in the step after."""
     cache, program, *_ = stepping(tmp_path)
     found = []
     for call in program.calls:

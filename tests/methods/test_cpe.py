@@ -12,7 +12,7 @@ from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine.engine import Engine
 from tamis.select.base import SelectorShape
-from tamis.select.cpe import CPE, beta_th, g
+from tamis.select.cpe import CPE, beta_th, chosen, g
 
 
 def test_deep_layers_see_ever_less():
@@ -77,6 +77,26 @@ def test_steps_retrieve_share_and_retrieve_again():
     assert sets[3] == [39, 40, 41, 44, 48]
     assert sets[5] == sorted({*sets[4], 9, 10, 11})
     assert replay.state.retrievals.tolist() == [[3]]
+
+
+def test_the_reference_in_numpy_keeps_the_same_of_these_steps():
+    """Steps as above; then two steps that keep everything, and one that does not."""
+    k = np.zeros((64, 16))
+    k[[10, 20, 30], 0] = 3, 2, 1
+    k[[40, 44, 48], 1] = 3, 2, 1
+    k[31, :2] = 1.1, 0.5
+    q = np.array([turned(a) for a in (0, 30, 90, 60, 30, 0)])[:, None, None]
+    steps = chosen(CPE(s=4, k=3, sink=2, local=3, phi=1), q, k)
+    middles = [
+        [10, 20, 31], [9, 10, 11, 20, 31], [40, 44, 48], [39, 40, 41, 44, 48], None, None
+    ]  # fmt: skip
+    for i, ((row,), expected) in enumerate(zip(steps, middles, strict=True)):
+        assert row[:2].tolist() == [0, 1]
+        assert row[-3:].tolist() == [56 + i, 57 + i, 58 + i]
+        assert expected is None or row[2:-3].tolist() == expected
+    few = chosen(CPE(s=4, k=3, sink=2, local=3, phi=1), q[:3], k[:9])
+    assert [row.tolist() for (row,) in few[:2]] == [list(range(7)), list(range(8))]
+    assert len(few[2][0]) == 2 + 3 + 3
 
 
 def test_a_set_is_joined_by_neighbours_that_come_after_it():
