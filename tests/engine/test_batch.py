@@ -176,3 +176,17 @@ def test_the_best_of_each_rows_logits(engine, n):
             np.testing.assert_array_equal(few.logits, row[order])
             top = row.max().astype(np.float64)
             assert abs(few.log_sum - top - np.log(np.exp(row - top).sum())) < 1e-4
+
+
+@pytest.mark.parametrize("wrong", ["3", 3.0, None, [3]])
+def test_a_step_takes_a_token_id_for_each_session(engine, wrong):
+    session = engine.session(n_ctx=64)
+    session.prefill([3, 4])
+    batch = Batch(engine)
+    with pytest.raises(TypeError, match="expected a token id for each session"):
+        batch.step({session: wrong})
+    with pytest.raises(TypeError, match="tokens has 7, expected a token id for each session"):
+        batch.step({7: 3})
+    assert session.n_past == 2
+    batch.step({session: np.int64(3)})
+    assert session.n_past == 3

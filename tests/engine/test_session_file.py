@@ -190,3 +190,34 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     with pytest.raises(FileNotFoundError) as nowhere:
         session_file.write(tmp_path / "nowhere" / "s", HEADER, arrays())
     assert nowhere.value.filename == str(tmp_path / "nowhere" / "s")
+
+
+@pytest.mark.parametrize(
+    ("held", "stays"),
+    [
+        (None, False),
+        (b"", False),
+        (session_file.MAGIC, False),
+        (session_file.MAGIC + b"more", False),
+        (session_file.MAGIC[:-1], True),
+        (b"x" + session_file.MAGIC, True),
+        (b"my notes", True),
+    ],
+)
+def test_only_a_sessions_file_or_an_empty_one_is_replaced(tmp_path, held, stays):
+    path = tmp_path / "s"
+    if held is not None:
+        path.write_bytes(held)
+    if stays:
+        with pytest.raises(SessionFileError, match="is no session file: it stays, name another"):
+            session_file.check_replaced(path)
+        assert path.read_bytes() == held
+    else:
+        session_file.check_replaced(path)
+
+
+def test_a_pipe_is_not_replaced_nor_waited_for_and_a_folder_is_left_to_the_system(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SessionFileError, match="pipe is there and is no session file"):
+        session_file.check_replaced(tmp_path / "pipe")
+    session_file.check_replaced(tmp_path)

@@ -1,5 +1,7 @@
 """What sessions refuse, and numbers that come beside an answer's text."""
 
+import inspect
+
 import numpy as np
 import pytest
 from tiny_models import TinySpec, write_tiny_model
@@ -92,3 +94,30 @@ def test_recall_changes_no_key(engine, attn):
         before = session.pages(0, -(-150 // PAGE))
         session.recall()
         np.testing.assert_array_equal(session.pages(0, -(-150 // PAGE)), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "defaults"),
+    [
+        (
+            Engine.load,
+            {"n_threads": None, "library": None, "device": "cpu", "n_gpu_layers": -1,
+             "offload_kqv": True, "rope": None, "prepare": True, "prepare_max": 64 << 30,
+             "precision": "fast", "progress": None},
+        ),
+        (
+            Engine.session,
+            {"n_ctx": None, "n_ubatch": None, "attn": "dense", "prefill": "dense", "audit": 0,
+             "min_mass": None, "type_k": "f16", "type_v": "f16", "kv_ram": None, "kv_dir": None,
+             "kv_unit": 16, "kv_vram": None, "key_copy": None, "adapters": None, "progress": None},
+        ),
+        (
+            Engine.memory_plan,
+            {"n_ctx": None, "n_ubatch": None, "type_k": "f16", "type_v": "f16", "kv_ram": None,
+             "kv_vram": None},
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_given_is_what_the_reference_says(call, defaults):
+    given = inspect.signature(call).parameters.values()
+    assert {p.name: p.default for p in given if p.default is not p.empty} == defaults
