@@ -22,6 +22,7 @@ OPS = frozenset(
         "short_conv", "slash_lines", "slash_select", "staged_gate", "staged_products",
         "stream_gate", "stream_mix", "stream_weights", "tactic_assign", "tactic_budget",
         "tactic_joint", "tactic_joint_rank", "tactic_mark", "tactic_mean", "tactic_rank",
-        "tactic_score", "tactic_seed", "tactic_select", "wkv",
+        "tactic_score", "tactic_seed", "tactic_select", "tail_draw", "tail_merge", "tail_plan",
+        "tail_size", "wkv",
     ]
 )  # fmt: skip

@@ -238,10 +238,10 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress("compile", 1, 4)
-    assert shown(capsys) == "compiling, once per processor (ahead: tamis warmup):  25 %"
+    assert shown(capsys) == "compiling once per processor (ahead: tamis warmup):  25 %"
     monkeypatch.setattr("tamis.cli.terminal.progress.columns", lambda: 30)
     progress("compile", 1, 4)
-    assert shown(capsys) == "compiling, once per pr:  25 %"  # in 29 columns
+    assert shown(capsys) == "compiling once per pro:  25 %"  # in 29 columns
     progress("compile", 4, 4)
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 

@@ -12,7 +12,7 @@ MIB = 1 << 20
 STAGES = {
     "load": "opening the model",
     "repack": "preparing the weights",
-    "compile": "compiling, once per processor (ahead: tamis warmup)",
+    "compile": "compiling once per processor (ahead: tamis warmup)",
     "download": "downloading",
     "check": "checking the file",
     "join": "joining the parts",

@@ -22,7 +22,7 @@ from tamis.tools.record_requests import Recorder, bodies, texts_of, written
 
 RECORDS = sorted((Path(__file__).parents[2] / "data" / "agents").glob("*.json"))
 N_CTX, SCALE, N_ANSWER, MORE = 32768, 8, 16, 100
-PROSE = "Read the file /home/ann/secret.py before you change it. " * 4
+PROSE = "Read the file notes/secret.py before you change it. " * 4
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def requests():
     asked = {"role": "user", "content": "Mend the sum of ann@example.org."}
     answer = [
         {"type": "text", "text": "I read it."},
-        {"type": "tool_use", "id": call, "name": "Read", "input": {"file_path": "/home/ann/a.py"}},
+        {"type": "tool_use", "id": call, "name": "Read", "input": {"file_path": "notes/ann/a.py"}},
     ]
     result = {"type": "tool_result", "tool_use_id": call, "content": "x = 1\ny = 2\n"}
     first = {"model": "m", "stream": True, "metadata": {"user_id": session}, "messages": [asked]}
