@@ -508,6 +508,70 @@ class StartingState(SelectorState):
         return self._queries.n_recall
 
 
+class WrapperState(SelectorState):
+    """The state of a method of decode steps around another's: its hooks are the inner state's."""
+
+    def __init__(self, shape: SelectorShape, inner: SelectorState) -> None:
+        super().__init__(shape)
+        self._inner = inner
+        self.freezing, self.sharing, self.evicting = inner.freezing, inner.sharing, inner.evicting
+        self.counters, self.planned = inner.counters, inner.planned
+        self.prepares, self.n_bytes = inner.prepares, inner.n_bytes
+
+    def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
+        """See SelectorState."""
+        return self._inner.select_decode(rec, layer, q, kv)
+
+    def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
+        """See SelectorState."""
+        return self._inner.also_attend(rec, layer, rows)
+
+    def correct(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
+    ) -> None:
+        """See SelectorState."""
+        self._inner.correct(rec, layer, q, kv, sel, out)
+
+    def observe(
+        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
+    ) -> None:
+        """See SelectorState."""
+        self._inner.observe(rec, layer, q, kv, sel)
+
+    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
+        """See SelectorState."""
+        self._inner.prepare(rec, layer, kv)
+
+    def prepare_due(self, end: int) -> bool:
+        """See SelectorState."""
+        return self._inner.prepare_due(end)
+
+    def truncate(self, n_tokens: int) -> None:
+        """See SelectorState."""
+        self._inner.truncate(n_tokens)
+
+    def phase(self, step: int) -> str:
+        """See SelectorState."""
+        return self._inner.phase(step)
+
+    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
+        """See SelectorState."""
+        return self._inner.reads_all(rec, layer, sel)
+
+    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
+        """See SelectorState."""
+        self._inner.bracket(rec, layer, q, sel)
+
+    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
+        """See SelectorState."""
+        return self._inner.bounds(layer, report)
+
+    @property
+    def n_recall(self) -> int:
+        """The inner state's number."""
+        return self._inner.n_recall
+
+
 @dataclass(frozen=True, slots=True)
 class PerRole:
     """One method for prompt chunks, another for decode steps."""

@@ -29,11 +29,11 @@ from tamis.select.base import (
     BLOCK,
     DECODE,
     Attended,
-    Bound,
     Recording,
     Selector,
     SelectorShape,
     SelectorState,
+    WrapperState,
     check,
 )
 from tamis.select.meter import Meter
@@ -132,14 +132,12 @@ def reads_all(bar: float, scores: np.ndarray, left: np.ndarray, n: int) -> bool:
     return bar <= 0 or bool(2 * (n - left.sum() + left[scores >= bar].sum()) > n)
 
 
-class _State(SelectorState):
+class _State(WrapperState):
     """The inner state, and the ops that estimate what it left out."""
 
     def __init__(self, params: Metered, shape: SelectorShape, inner: SelectorState) -> None:
-        super().__init__(shape)
-        self._params, self._inner = params, inner
-        self.freezing, self.sharing, self.planned = inner.freezing, inner.sharing, inner.planned
-        self.evicting, self.prepares = inner.evicting, inner.prepares
+        super().__init__(shape, inner)
+        self._params = params
         self.meter = Meter(shape.n_layer, shape.n_head)
         self.lse = np.zeros((1, shape.n_head), np.float32)
         self.unit = UNIT
@@ -148,7 +146,7 @@ class _State(SelectorState):
         self.n_unit = -(-shape.n_ctx // self.unit)
         self._room, _ = ops.hip_room(self.n_unit, self.n_unit)
         self._filled = np.zeros((shape.n_layer, shape.n_head_kv), np.int64)
-        self.counters, self.n_bytes = (self._filled, *inner.counters), inner.n_bytes
+        self.counters = (self._filled, *inner.counters)
         self._means: dict[int, dict[str, Any]] = {}  # by layer, made when first recorded
         self._sums = np.zeros((shape.n_head_kv, shape.head_dim), np.float32)
         # Scratch of one layer, shared by all with equally many rows and equal blocks.
@@ -169,10 +167,10 @@ class _State(SelectorState):
 
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         self._asked = q, kv
-        return self._inner.select_decode(rec, layer, q, kv)
+        return super().select_decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
-        yield from self._inner.also_attend(rec, layer, rows)
+        yield from super().also_attend(rec, layer, rows)
         if not self.measures(rec, layer, rows.sel):
             return
         assert self._asked is not None
@@ -194,7 +192,7 @@ class _State(SelectorState):
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
-        self._inner.correct(rec, layer, q, kv, sel, out)
+        super().correct(rec, layer, q, kv, sel, out)
         if self._params.mass == 0 or not self.measures(rec, layer, sel):
             return
         assert self.meter is not None
@@ -218,41 +216,18 @@ class _State(SelectorState):
     def observe(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
     ) -> None:
-        self._inner.observe(rec, layer, q, kv, sel)
+        super().observe(rec, layer, q, kv, sel)
         if rec.n_tok > 1 and not self.shape.window[layer]:
             self._record_means(rec, layer, kv)
 
-    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
-        self._inner.prepare(rec, layer, kv)
-
-    def prepare_due(self, end: int) -> bool:
-        return self._inner.prepare_due(end)
-
     def truncate(self, n_tokens: int) -> None:
-        self._inner.truncate(n_tokens)
+        super().truncate(n_tokens)
         np.minimum(self._filled, n_tokens // self.unit, out=self._filled)
-
-    def phase(self, step: int) -> str:
-        return self._inner.phase(step)
-
-    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
-        return self._inner.reads_all(rec, layer, sel)
-
-    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
-        self._inner.bracket(rec, layer, q, sel)
-
-    def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
-        return self._inner.bounds(layer, report)
-
-    @property
-    def n_recall(self) -> int:
-        """The inner method's number."""
-        return self._inner.n_recall
 
     def measures(self, rec: Recording, layer: int, sel: Selection) -> bool:
         """Whether a layer leaves anything out."""
         window = self.shape.window[layer]
-        return rec.n_tok == 1 and not window and not self._inner.reads_all(rec, layer, sel)
+        return rec.n_tok == 1 and not window and not self.reads_all(rec, layer, sel)
 
     def _record_means(self, rec: Recording, layer: int, kv: KVView) -> None:
         shape = self.shape

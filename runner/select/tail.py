@@ -45,6 +45,7 @@ from tamis.select.base import (
     Selector,
     SelectorShape,
     SelectorState,
+    WrapperState,
     check,
 )
 from tamis.select.metered import Metered
@@ -170,18 +171,16 @@ def sampled(
     return np.concatenate(positions), np.concatenate(log_weights)
 
 
-class _State(SelectorState):
+class _State(WrapperState):
     """The metered state, and what is sampled after it has measured."""
 
     def __init__(self, params: Tail, shape: SelectorShape) -> None:
-        super().__init__(shape)
-        self._params = p = params
-        first = Metered(p.inner, mass=0, samples=p.samples, seed=p.seed, even=p.even)
-        self._metered = metered = first.open(shape)
-        self.freezing, self.sharing = metered.freezing, metered.sharing
-        self.planned, self.counters = metered.planned, metered.counters
-        self.evicting, self.prepares = metered.evicting, metered.prepares
-        self.n_bytes, self.meter, self.lse = metered.n_bytes, metered.meter, metered.lse
+        first = Metered(
+            params.inner, mass=0, samples=params.samples, seed=params.seed, even=params.even
+        )
+        self._params, self._metered = params, first.open(shape)
+        super().__init__(shape, self._metered)
+        self.meter, self.lse = self._metered.meter, self._metered.lse
         # Scratch of one layer, shared by all with equally many rows.
         self._scratch: dict[int, dict[str, Any]] = {}
         self._sampled: dict[int, Selection] = {}
@@ -191,11 +190,11 @@ class _State(SelectorState):
 
     def select_decode(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> Selection:
         self._kv = kv
-        return self._metered.select_decode(rec, layer, q, kv)
+        return super().select_decode(rec, layer, q, kv)
 
     def also_attend(self, rec: Recording, layer: int, rows: Attended) -> Iterable[Attended]:
         kept = rows
-        for more in self._metered.also_attend(rec, layer, rows):
+        for more in super().also_attend(rec, layer, rows):
             kept = more  # of a choice with log weights: the same without them
             yield more
         if not self._metered.measures(rec, layer, rows.sel):
@@ -209,7 +208,7 @@ class _State(SelectorState):
     def correct(
         self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection, out: np.ndarray
     ) -> None:
-        self._metered.correct(rec, layer, q, kv, sel, out)
+        super().correct(rec, layer, q, kv, sel, out)
         if not self._metered.measures(rec, layer, sel):
             return
         assert self._kept is not None
@@ -223,36 +222,8 @@ class _State(SelectorState):
             lse=self._lse,
         )
 
-    def observe(
-        self, rec: Recording, layer: int, q: np.ndarray, kv: KVView, sel: Selection
-    ) -> None:
-        self._metered.observe(rec, layer, q, kv, sel)
-
-    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
-        self._metered.prepare(rec, layer, kv)
-
-    def prepare_due(self, end: int) -> bool:
-        return self._metered.prepare_due(end)
-
-    def truncate(self, n_tokens: int) -> None:
-        self._metered.truncate(n_tokens)
-
-    def phase(self, step: int) -> str:
-        return self._metered.phase(step)
-
-    def reads_all(self, rec: Recording, layer: int, sel: Selection) -> bool:
-        return self._metered.reads_all(rec, layer, sel)
-
-    def bracket(self, rec: Recording, layer: int, q: np.ndarray, sel: Selection) -> None:
-        self._metered.bracket(rec, layer, q, sel)
-
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         return []  # the inner method's are of the output without the samples
-
-    @property
-    def n_recall(self) -> int:
-        """The inner method's number."""
-        return self._metered.n_recall
 
     def _rows(self, n_row: int) -> dict[str, Any]:
         """Buffers of n_row rows."""
