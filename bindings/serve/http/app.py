@@ -523,9 +523,15 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
 
 async def received(request: Request, settings: Settings) -> bytes:
     """The body of a request, within its limits of bytes and seconds. Raises ApiError."""
-    data, seconds, most = bytearray(), settings.timeout_request, settings.max_body
+    most = settings.max_body
     if request.url.path == EXTRACT:
         most = max(most, document.MOST_BYTES)
+    return await body_of(request, most, settings.timeout_request)
+
+
+async def body_of(request: Request, most: int, seconds: float) -> bytes:
+    """The body of a request, of at most so many bytes within so many seconds. Raises ApiError."""
+    data = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():

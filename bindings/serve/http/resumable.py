@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tamis.bindings.serve.errors import ApiError, invalid, loading
+from tamis.bindings.serve.http.app import body_of
 from tamis.bindings.serve.http.json_reply import JsonReply
 
 ONE, LOOKUP, HEADER = "/v1/stream", "/v1/streams/lookup", "x-conversation-id"
@@ -74,9 +75,9 @@ class KeptStream:
 class Resumable:
     """ASGI middleware, behind the guard: runs such requests, and answers the routes of streams."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Make it."""
-        self._app = app
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        """Make it; seconds: for the body of a lookup to arrive."""
+        self._app, self._seconds = app, seconds
         self._kept: dict[Key, KeptStream] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -132,11 +133,7 @@ class Resumable:
 
         An id also stands for those of it that have `::` and a model's name after it.
         """
-        data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > MOST_ASKED * LONGEST_ID:
-                raise ApiError(413, "the body is too long", code="body_too_large")
+        data = await body_of(request, MOST_ASKED * LONGEST_ID, self._seconds)
         try:
             asked = json.loads(data)["conversation_ids"]
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -144,6 +141,7 @@ class Resumable:
         if not isinstance(asked, list) or not all(isinstance(name, str) for name in asked):
             raise invalid("conversation_ids is no list of texts", "conversation_ids")
         names, owner = set(asked), request.scope["tamis.owner"]
+        with_models = names - {""}
         found = [
             {
                 "conversation_id": name,
@@ -153,7 +151,7 @@ class Resumable:
                 "completed_at": kept.ended,
             }
             for (whose, name), kept in self._kept.items()
-            if whose == owner and (name in names or name.rpartition("::")[0] in names - {""})
+            if whose == owner and (name in names or name.rpartition("::")[0] in with_models)
         ]
         return JsonReply(found)
 

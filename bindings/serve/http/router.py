@@ -80,7 +80,7 @@ class Router:
             middleware=[
                 Middleware(Prefix, prefix=settings.prefix),
                 Middleware(Guard, access=settings.access, log=log, starts=self._starts),
-                Middleware(Resumable),
+                Middleware(Resumable, seconds=settings.timeout_request),
             ],
             exception_handlers={ApiError: on_error, HTTPException: on_error, Exception: on_error},
         )

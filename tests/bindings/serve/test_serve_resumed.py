@@ -171,7 +171,7 @@ async def run(app, method, path, name="", query=b""):
 def test_a_request_that_waits_is_resumed_later_and_one_that_is_cancelled_is_an_error():
     async def main():
         app = App()
-        kept = Resumable(app)
+        kept = Resumable(app, 10)
         waiting = asyncio.create_task(run(kept, "POST", CHAT, "a"))
         await app.began.wait()
         assert (await run(kept, "GET", "/v1/stream", query=b"conv_id=a"))[0] == 503
@@ -192,7 +192,7 @@ def test_streams_expire_and_there_are_so_many_at_most(monkeypatch):
     async def main():
         app = App()
         app.go.set()
-        kept = Resumable(app)
+        kept = Resumable(app, 10)
         for name in "abc":
             await run(kept, "POST", CHAT, name)
         found = [
@@ -209,6 +209,23 @@ def test_streams_expire_and_there_are_so_many_at_most(monkeypatch):
         assert (await run(kept, "POST", CHAT, "f"))[0] == 429
         app.go.set()
         assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_a_lookup_whose_body_does_not_come_ends():
+    async def main():
+        sent = []
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/streams/lookup", "headers": []}
+        await Resumable(App(), 0.01)(scope | {"tamis.owner": 0}, receive, send)
+        assert sent[0]["status"] == 408
 
     asyncio.run(main())
 
