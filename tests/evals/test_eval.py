@@ -321,15 +321,19 @@ def test_evaluate_measures_methods_given_as_objects_beside_dense(engine, tmp_pat
     methods = {"mine": NumpySelector(newest), "window": "window:sink=0,recent=32"}
     options = {"samples": 1, "lengths": (512,), "raw": True, "n_predict": 16, "audit": 1}
     seen: list[str] = []
-    found = tamis.evaluate(
-        engine,
-        methods,
-        ("niah_single_1", "text"),
-        out=tmp_path / "out",
-        progress=lambda row: seen.append(row["label"]),
-        text=TEXT,
-        **options,
-    )
+
+    def evaluated():
+        return tamis.evaluate(
+            engine,
+            methods,
+            ("niah_single_1", "text"),
+            out=tmp_path / "out",
+            progress=lambda row: seen.append(row["label"]),
+            text=TEXT,
+            **options,
+        )
+
+    found = evaluated()
     assert seen == ["dense", "mine", "window"] * 2
     mine, window, dense = (found.of(name) for name in ("mine", "window", "dense"))
     assert (mine.n, mine.length) == (2, 512)
@@ -346,15 +350,7 @@ def test_evaluate_measures_methods_given_as_objects_beside_dense(engine, tmp_pat
     with pytest.raises(KeyError, match="'hip' at any length is not there: there are dense at 512"):
         found.of("hip")
     seen.clear()
-    again = tamis.evaluate(
-        engine,
-        methods,
-        ("niah_single_1", "text"),
-        out=tmp_path / "out",
-        progress=lambda row: seen.append(row["label"]),
-        text=TEXT,
-        **options,
-    )
+    again = evaluated()
     assert seen == []
     assert again == found
 

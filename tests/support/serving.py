@@ -119,12 +119,17 @@ def said(reader, name, form, body, text, finish="stop", n=3):
     ]
     last = Counts(4, 6, len(parts), 0.5, 0.25)
     pieces.append(Piece("", [], finish, (), None, last))
+    return forms(form, task, about, pieces, Progress(4, 10, 4))
+
+
+def forms(form, task, about, pieces, progress):
+    """The reply of pieces in an API's form, as JSON: (events of a stream, whole)."""
     stream = form(task._replace(stream=True), about)
-    events = [*stream.begin(), *stream.progress(0, Progress(4, 10, 4))]
+    events = [*stream.begin(), *stream.progress(0, progress)]
     for piece in pieces:
         stream.counts[0] = piece.counts
         events += stream.piece(0, piece)
     events += stream.end()
     whole = form(task._replace(stream=False), about)
-    whole.counts[0] = last
+    whole.counts[0] = pieces[-1].counts
     return json.loads(json.dumps(events)), json.loads(json.dumps(whole.whole([pieces])))

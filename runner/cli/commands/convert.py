@@ -35,10 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="print the size and write nothing"
     )
-    parser.add_argument(
-        "-t", "--threads", type=common.count, help="CPU threads (default: all cores)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    common.add_making_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="f32",
         help="the type of matrices (default: f32)",
     )
-    parser.add_argument(
-        "-t", "--threads", type=common.count, help="CPU threads (default: all cores)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    common.add_making_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

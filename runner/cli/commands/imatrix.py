@@ -41,10 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on from what OUT holds: the chunks of TEXT after those that it counts",
     )
-    parser.add_argument(
-        "-t", "--threads", type=common.count, help="CPU threads (default: all cores)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    common.add_making_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -72,10 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print sizes and write nothing",
     )
-    parser.add_argument(
-        "-t", "--threads", type=common.count, help="CPU threads (default: all cores)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    common.add_making_arguments(parser)
 
 
 def _add_goals(parser: argparse.ArgumentParser) -> None:

@@ -194,6 +194,12 @@ def add_model_arguments(
     _add_method_arguments(parser, several=several, auto=beyond, lengths=lengths)
 
 
+def add_making_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add -t and --json of the commands that write a model's file."""
+    parser.add_argument("-t", "--threads", type=count, help="CPU threads (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
 def _add_device_arguments(model: Any) -> None:
     model.add_argument(
         "--device",

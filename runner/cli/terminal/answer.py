@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 SHORTEST = 8  # tokens: shorter circles count as one of these
@@ -73,13 +73,8 @@ def circle(tokens: Sequence[int]) -> int:
     The cycle has at most LONGEST tokens and is there at least TIMES times, over at least LEAST
     tokens. Answers that repeat something on purpose, such as a table's rows, are seldom as regular.
     """
-    for period in range(1, min(LONGEST, len(tokens) // TIMES) + 1):
-        n = max((TIMES - 1) * period, LEAST - period)
-        if tokens[-1] != tokens[-1 - period] or n + period > len(tokens):
-            continue
-        if tokens[-n:] == tokens[-n - period : -period]:
-            return period
-    return 0
+    longest = min(LONGEST, len(tokens) // TIMES)
+    return _period(tokens, longest, lambda period: max((TIMES - 1) * period, LEAST - period))
 
 
 def repetition(pieces: Sequence[Any], temp: float) -> str:
@@ -87,8 +82,17 @@ def repetition(pieces: Sequence[Any], temp: float) -> str:
     tokens = [piece.token_id for piece in pieces]
     if temp > 0 or len(tokens) < 3 * SHORTEST:
         return ""
-    for period in range(1, len(tokens) // 3 + 1):
-        n = max(2 * period, 2 * SHORTEST)
-        if tokens[-n:] == tokens[-n - period : -period]:
-            return "the answer repeats itself, as greedy ones do; a temperature may help"
+    if _period(tokens, len(tokens) // 3, lambda period: max(2 * period, 2 * SHORTEST)):
+        return "the answer repeats itself, as greedy ones do; a temperature may help"
     return ""
+
+
+def _period(tokens: Sequence[int], longest: int, repeated: Callable[[int], int]) -> int:
+    """The shortest period whose last repeated(period) tokens are those a period before; 0: none."""
+    for period in range(1, longest + 1):
+        n = repeated(period)
+        if n + period > len(tokens) or tokens[-1] != tokens[-1 - period]:
+            continue
+        if tokens[-n:] == tokens[-n - period : -period]:
+            return period
+    return 0

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from serving import N_CTX, reader
+from serving import N_CTX, forms, reader
 
 from tamis.bindings.drop_in.completion import Counts, Likely, Piece, TokenInfo
 from tamis.bindings.drop_in.sampling import Sampling
@@ -44,15 +44,7 @@ def form_of(read, name, form, body, *, words=("a", "\n"), finish="length", **mor
         for i, (word, token) in enumerate(zip(words, TOKENS, strict=True), 1)
     ]
     pieces.append(Piece("", [], finish, (), more.get("word"), LAST))
-    stream = form(task._replace(stream=True), about)
-    events = [*stream.begin(), *stream.progress(0, Progress(7, 10, 4))]
-    for piece in pieces:
-        stream.counts[0] = piece.counts
-        events += stream.piece(0, piece)
-    events += stream.end()
-    whole = form(task._replace(stream=False), about)
-    whole.counts[0] = LAST
-    return json.loads(json.dumps(events)), json.loads(json.dumps(whole.whole([pieces])))
+    return forms(form, task, about, pieces, Progress(7, 10, 4))
 
 
 # --- OpenAI ---------------------------------------------------------------------------------------
