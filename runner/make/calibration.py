@@ -87,13 +87,12 @@ class Calibration:
         """
         tensors = engine.loaded.file.tensors
         self._n_matrix = {n: int(np.prod(t.shape[2:], dtype=np.int64)) for n, t in tensors.items()}
-        session = watched(engine, self.add, self._n_matrix.__contains__, self.n_ctx)
-        for chunk in chunks:
-            session.truncate(0)
-            session.prefill(chunk.tolist())
-            self.n_chunk += 1
-            yield self.n_chunk
-        session.close()
+        with watched(engine, self.add, self._n_matrix.__contains__, self.n_ctx) as session:
+            for chunk in chunks:
+                session.truncate(0)
+                session.prefill(chunk.tolist())
+                self.n_chunk += 1
+                yield self.n_chunk
 
     def write(self, path: Path) -> None:
         """Write llama.cpp's GGUF file, in place of one that is there. Raises OSError."""

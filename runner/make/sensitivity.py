@@ -146,7 +146,8 @@ class Sensitivity:
         ladder = _ladder(info)
         probe = PROBES[ladder]
         kl = self._kl({info.name: self._encoded(info, probe)})
-        errors = {type: self._error(info, type) for type in ladder}
+        values, importance = self._sample(info), self._importance(info)
+        errors = {type: self._error(values, type, importance) for type in ladder}
         scale = kl / errors[probe] if errors[probe] else 0.0
         n = int(np.prod(info.shape, dtype=np.int64))
         found: list[Option] = []
@@ -156,15 +157,19 @@ class Sensitivity:
                 found.append(option)
         return found
 
-    def _error(self, info: TensorInfo, type: GGMLType) -> float:
-        """The mean squared error of a sample of rows, weighted by the importance of columns."""
+    def _sample(self, info: TensorInfo) -> np.ndarray:
+        """Some rows of a matrix, f32 [n_row, n]."""
         n, row = info.shape[0], info.type.n_bytes(info.shape[0])
         data = self._file.data(info.name).reshape(-1, row)
         at = np.unique(np.linspace(0, len(data) - 1, SAMPLE).astype(np.int64))
-        values = np.ascontiguousarray(dequantize(data[at].reshape(-1), info.type, (n, len(at))))
-        importance = self._importance(info)
+        values = dequantize(data[at].reshape(-1), info.type, (n, len(at)))
+        return np.ascontiguousarray(values)
+
+    def _error(self, values: np.ndarray, type: GGMLType, importance: np.ndarray | None) -> float:
+        """The mean squared error of rows, weighted by the importance of columns."""
         rows = self._encoder.encoded(values, type, importance)
-        errors = (dequantize(rows, type, (n, len(at))) - values).astype(np.float64) ** 2
+        shape = (values.shape[1], values.shape[0])
+        errors = (dequantize(rows, type, shape) - values).astype(np.float64) ** 2
         return float((errors * (1.0 if importance is None else importance)).mean())
 
     def _importance(self, info: TensorInfo) -> np.ndarray | None:
@@ -184,10 +189,8 @@ class Sensitivity:
         return float((np.exp(self._base) * (self._base - found)).sum(-1).mean())
 
     def _logits(self, changed: Mapping[str, QTensor]) -> np.ndarray:
-        session = with_tensors(self._engine, changed, len(self._ids))
-        rows = np.concatenate([part.copy() for part in session.logits(self._ids)])
-        session.close()
-        return rows
+        with with_tensors(self._engine, changed, len(self._ids)) as session:
+            return np.concatenate([part.copy() for part in session.logits(self._ids)])
 
 
 def _ladder(info: TensorInfo) -> tuple[GGMLType, ...]:
