@@ -141,6 +141,12 @@ def _described(hint: Any) -> str:
     return _ONE.get(kind) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
+def check_engine(engine: Any) -> None:
+    """Raise TypeError for what is no Engine, such as a model's name."""
+    if not hasattr(engine, "encode_chat"):
+        raise TypeError(f"engine is {shown(engine)}, expected an Engine: Engine.load(model)")
+
+
 def check_count(name: str, value: Any, least: int = 0) -> None:
     """Raise TypeError or ValueError unless a value is None or a whole number >= least."""
     if value is None:

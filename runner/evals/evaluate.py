@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from tamis.engine.checks import shown
+from tamis.engine.checks import check_engine
 from tamis.evals import predict
 from tamis.evals.identity import identity
 from tamis.evals.means import Row, grouped, is_rouge, label_of, overall
@@ -119,8 +119,7 @@ def evaluate(
     which results are stored; the same call resumes there. progress(row): called after each result.
     Raises ValueError, MethodError, LengthError, StoreError, MemoryError.
     """
-    if not hasattr(engine, "encode_chat"):
-        raise TypeError(f"engine is {shown(engine)}, expected an Engine: Engine.load(model)")
+    check_engine(engine)
     if isinstance(tasks, str):
         tasks = (tasks,)
     settings = _settings(_methods(attn), chosen(tasks), options)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tamis.engine.checks import shown, typed
+from tamis.engine.checks import check_engine, typed
 from tamis.formats.documents import Document
 from tamis.summary import chunks
 from tamis.summary.cache import Cache, key_of, model_digest
@@ -74,8 +74,7 @@ def summarize(
 
     Raises ContextError, PromptError, MemoryError, MethodError.
     """
-    if not hasattr(engine, "encode_chat"):
-        raise TypeError(f"engine is {shown(engine)}, expected an Engine: Engine.load(model)")
+    check_engine(engine)
     settings = settings or Settings()
     return Summarizer(engine, settings, cache).summarize(Document("text", text), silent("text"))
 
