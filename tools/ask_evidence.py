@@ -19,6 +19,7 @@ from pathlib import Path
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.formats.documents import Document, read_document
+from tamis.jit_kernels.backends import DEVICES, HOST
 from tamis.summary.cache import Cache
 from tamis.summary.plan import Settings, choose
 from tamis.summary.prompts import Task, message
@@ -67,8 +68,9 @@ def main() -> None:
     """Ask all questions; print each answer and the sums."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-m", "--model", default="qwen2.5-coder-0.5b")
+    parser.add_argument("--device", choices=DEVICES, default=HOST)
     arguments = parser.parse_args()
-    asker = Asker(Engine.load(models.resolve(arguments.model)))
+    asker = Asker(Engine.load(models.resolve(arguments.model), device=arguments.device))
     count: Counter[str] = Counter()
     for text in TEXTS:
         about = document(text.path)

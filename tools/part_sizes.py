@@ -18,6 +18,7 @@ from pathlib import Path
 from tamis.engine.engine import Engine
 from tamis.fetch import registry as models
 from tamis.formats.documents import Document
+from tamis.jit_kernels.backends import DEVICES, HOST
 from tamis.model.hparams import RopeScaling
 from tamis.summary.cache import Cache
 from tamis.summary.plan import Settings
@@ -35,6 +36,7 @@ BETWEEN = (
     "tutorial/interpreter",
     "tutorial/appetite",
 )
+LAST = "howto/curses"  # with it they exceed 32,768 tokens
 WAYS = ("8192", "16384", "4096")
 
 
@@ -57,6 +59,7 @@ def long_document(*, pages: bool) -> Document:
     for text, page in zip(TEXTS, BETWEEN, strict=True):
         texts.append(document(text.path).text)
         texts += [document(f"{PYTHON}/{page}.html").text] * pages
+    texts += [document(f"{PYTHON}/{LAST}.html").text] * pages
     return Document("long", "\n\n".join(texts))
 
 
@@ -76,9 +79,10 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=80)
     parser.add_argument("--yarn", type=float, help="factor by which positions are stretched")
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--device", choices=DEVICES, default=HOST)
     arguments = parser.parse_args()
     rope = None if arguments.yarn is None else RopeScaling("yarn", arguments.yarn)
-    engine = Engine.load(models.resolve(arguments.model), rope=rope)
+    engine = Engine.load(models.resolve(arguments.model), device=arguments.device, rope=rope)
     cache, about = Cache(arguments.cache, 8 << 30), long_document(pages=arguments.pages)
     asked: list[tuple[str, str | None]] = [pair for text in TEXTS for pair in text.answered]
     asked += [(q, None) for text in TEXTS for q in text.others]
