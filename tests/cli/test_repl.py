@@ -20,7 +20,8 @@ from tamis.cli.commands import completion, config
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common
 from tamis.cli.terminal import answer
-from tamis.fetch.registry import KNOWN, Installed
+from tamis.fetch import registry as models
+from tamis.fetch.registry import KNOWN
 from tamis.sampling.chain import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen
@@ -601,17 +602,20 @@ def test_a_cycle_ends_the_answer_and_is_reported(chat, engine, capsys):
         (5e8, True, "qwen2.5-coder-0.5b (491 MB)"),
     ],
 )
-def test_the_default_model_names_the_best_one_that_there_is_room_for(
-    monkeypatch, free, here, named
+def test_a_small_model_names_the_best_one_that_there_is_room_for(
+    monkeypatch, tmp_path, free, here, named
 ):
-    small = KNOWN["qwen2.5-coder-0.5b"]
-    there = [Installed(small.name, Path(small.file), small.n_bytes)] if here else []
-    monkeypatch.setattr(chats, "installed", lambda: there)
-    monkeypatch.setattr(chats.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    monkeypatch.setattr(chats, "available_bytes", lambda: 8e9)
+    if here:
+        (tmp_path / KNOWN["qwen2.5-coder-0.5b"].file).touch()
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(models, "available_bytes", lambda: 8e9)
     line = chats._better_model(KNOWN["smollm2"].file)
     assert named in line
     assert bool(line) == bool(named)
-    assert chats._better_model("other.gguf") == ""
-    monkeypatch.setattr(chats, "available_bytes", lambda: 5e8)
+    best = chats._better_model(KNOWN["qwen2.5-coder-0.5b"].file)
+    assert ("1117 MB" in best) == bool(best) == ("1117 MB" in named)
+    for file in ("other.gguf", KNOWN["qwen2.5-coder-1.5b"].file):
+        assert chats._better_model(file) == ""
+    monkeypatch.setattr(models, "available_bytes", lambda: 1e8)
     assert chats._better_model(KNOWN["smollm2"].file) == ""

@@ -321,10 +321,33 @@ def test_a_file_of_another_size_is_not_taken_for_the_model(
             find("tiny")
 
 
+@pytest.mark.parametrize(
+    ("here", "memory", "disk", "name"),
+    [
+        ((), 1e9, 1e9, "qwen2.5-coder-0.5b"),
+        ((), 9e8, 1e9, "smollm2"),
+        ((), 1e9, 9e8, "smollm2"),
+        (("smollm2",), 9e9, 9e9, "smollm2"),
+        (("smollm2", "qwen2.5-coder-0.5b"), 1, 1, "qwen2.5-coder-0.5b"),
+        (("qwen2.5-coder-1.5b", "minilm"), 9e9, 9e9, "qwen2.5-coder-1.5b"),
+        (("minilm",), 9e9, 9e9, "qwen2.5-coder-0.5b"),
+    ],
+)
+def test_the_default_is_what_is_here_or_fits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, here: Any, memory: float, disk: float, name: str
+) -> None:
+    folder.mkdir()
+    for each in here:
+        (folder / models.KNOWN[each].file).touch()
+    monkeypatch.setattr(models, "available_bytes", lambda: memory)
+    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
+    assert models.default() == name
+
+
 def test_resolve_takes_paths_names_in_the_folder_and_the_only_model(
     folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelError, match=r"run tamis pull smollm2; models in .*: none"):
+    with pytest.raises(ModelError, match=r"run tamis pull qwen2.5-coder-0.5b; models in .*: none"):
         models.resolve(None)
     folder.mkdir()
     (folder / "own.gguf").write_bytes(b"GGUF")

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,7 @@ from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common, context, draft, group, samplers
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
-from tamis.fetch.registry import DEFAULT, KNOWN, installed
-from tamis.platform.memory import available_bytes
-
-BETTER = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")  # than the default model, the best first
+from tamis.fetch.registry import CHAT, KNOWN, has_room
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,14 +138,11 @@ def _tools(configs: list[Any], arguments: argparse.Namespace) -> Any:
 
 
 def _better_model(file: str) -> str:
-    """The line that names a better model than the default one, where memory and disk have room."""
-    if file != KNOWN[DEFAULT].file:
-        return ""
-    here = {model.name for model in installed()}
-    free = shutil.disk_usage(Path.home()).free
-    for model in (KNOWN[name] for name in BETTER):
-        has_room = model.name in here or free > 2 * model.n_bytes
-        if has_room and available_bytes() > 2 * model.n_bytes:
-            size = f"{model.n_bytes / 1e6:.0f} MB"
-            return f"{DEFAULT} is small and often wrong: -m {model.name} ({size}) knows more"
+    """The line that names a better model than that of a file, where memory and disk have room."""
+    for at, name in enumerate(CHAT):
+        if file == KNOWN[name].file:
+            better = (KNOWN[each] for each in CHAT[:at])
+            for model in filter(has_room, better):
+                size = f"{model.n_bytes / 1e6:.0f} MB"
+                return f"{name} is often wrong: -m {model.name} ({size}) knows more"
     return ""

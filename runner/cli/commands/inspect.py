@@ -14,7 +14,7 @@ SHOWN = 8  # items shown of a long array
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
+    parser.add_argument("-m", "--model", help=f"path or short name of the model {common.DEFAULT}")
     parser.add_argument(
         "-c",
         "--ctx",

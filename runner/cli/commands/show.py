@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help="path or short name of the model (default: the only model in the model folder, or "
-        "smollm2)",
+        help=f"path or short name of the model {common.DEFAULT}",
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
 

@@ -9,7 +9,7 @@ from tamis.cli.options import common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    parser.add_argument("-m", "--model", help="path or short name of the model (default: smollm2)")
+    parser.add_argument("-m", "--model", help=f"path or short name of the model {common.DEFAULT}")
     parser.add_argument(
         "text", type=common.text, nargs="?", help="the text (default: read from standard input)"
     )

@@ -18,6 +18,8 @@ from tamis.jit_kernels.backends import DEVICES, device_for, on_host
 
 PATIENCE = 2.0  # seconds until a command says that it waits for standard input
 # The groups of the help.
+# Of a model's name, in help.
+DEFAULT = "(default: the only model in the model folder, else qwen2.5-coder-0.5b or smollm2)"
 MODEL_GROUP, KV_GROUP = "model and device", "context and KV cache"
 ATTENTION_GROUP, ADAPTER_GROUP = "attention", "adapters"
 # Copies of KV_TYPES in jit_kernels/contract/types.py, UNITS and UNIT in kv/types.py, which need
@@ -169,8 +171,7 @@ def add_model_arguments(
     model.add_argument(
         "-m",
         "--model",
-        help="path or short name of the model, a GGUF file (default: the only model in the model "
-        "folder, or smollm2)",
+        help=f"path or short name of the model, a GGUF file {DEFAULT}",
     )
     if threads:
         model.add_argument(
@@ -519,7 +520,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
     If the default one is missing, it is fetched after a note; so is one with a short name, if
     somebody is at the terminal. Raises ModelError.
     """
-    from tamis.fetch.registry import DEFAULT, KNOWN, ModelError, resolve
+    from tamis.fetch.registry import KNOWN, ModelError, default, resolve
 
     if name is not None:
         check_is_file(name)
@@ -533,7 +534,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
     try:
         path = resolve(None)
     except ModelError:
-        path = _fetched(DEFAULT, "no model named with -m: ", progress)
+        path = _fetched(default(), "no model named with -m: ", progress)
     else:
         if sys.stderr.isatty():
             note(f"no model named with -m: using {path.name}")
