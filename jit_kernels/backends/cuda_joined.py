@@ -2,8 +2,8 @@
 
 An op over rows runs once for all of them. An op of a sequence's own is launched once, too: each row
 has separate blocks, which find the op's fields in a table in device memory. A sequence that joins
-or leaves changes its row of the table, not the graph. There are graphs for 1, 2, 4, 8, 16 and 32
-rows; surplus blocks do nothing.
+or leaves changes its row of the table, not the graph. There are graphs for 1, 2, 4, 8, 16, 32 and
+64 rows; surplus blocks do nothing.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tamis.jit_kernels.contract.program import KernelSpec
 from tamis.jit_kernels.cuda.lang.scratch import COUNTERS
 from tamis.jit_kernels.cuda.runtime.driver import Graph
 
-MOST_ROWS = 32
+MOST_ROWS = 64
 HEADER = 64  # bytes of the table before its rows: the number of rows
 SPREAD = 2  # this many times the blocks of an op with one row are enough for any number of rows
 
@@ -140,7 +140,7 @@ class JoinedProgram:
     def start(self, backend: Launches) -> None:
         """Start a replay for the current number of rows."""
         self.table.show(self.rows, self._early)
-        slots = next(n for n in (1 << i for i in range(6)) if n >= len(self.rows))
+        slots = next(n for n in (1 << i for i in range(7)) if n >= len(self.rows))
         classes = {linked.rows for linked in self._of_all}
         key = slots, " ".join(sorted(classes))
         if key not in self._graphs:

@@ -10,7 +10,13 @@ from tamis.jit_kernels.backends.cuda_memory import ALIGNMENT, Mapped, Mirror
 from tamis.jit_kernels.backends.fusion import Step, fused, merged, passed_on
 from tamis.jit_kernels.contract.ops import MATMUL, MOE_MATMUL, PACK_ROWS
 from tamis.jit_kernels.contract.program import Call, Moved, OpCost, Program
-from tamis.jit_kernels.cuda.lang.scratch import COUNTERS, class_of, expert_scratch, matmul_scratch
+from tamis.jit_kernels.cuda.lang.scratch import (
+    COUNTERS,
+    class_of,
+    expert_scratch,
+    matmul_scratch,
+    some_scratch,
+)
 from tamis.jit_kernels.cuda.runtime.driver import Buffer, Device, Event, Function, Graph
 from tamis.jit_kernels.cuda.runtime.ptx_library import PtxLibrary
 
@@ -43,6 +49,7 @@ class CudaProgram:
     def __init__(self, program: Program, backend: Launches) -> None:
         self.program = program
         self._mirrors = {at: backend.mirror(array) for at, array in program.arrays.items()}
+        self._sums = some_scratch(backend.n_thread)
         self._scratch = backend.scratch(max(map(self._scratch_bytes, program.calls), default=0))
         self.steps = [self._step_of(call) for call in program.calls]
         self._private = passed_on(self.steps)
@@ -144,7 +151,7 @@ class CudaProgram:
     def _scratch_bytes(self, call: Call) -> int:
         field = {k: int(v) for k, v in zip(call.spec.op.fields, call.values, strict=True)}
         if call.spec.op is MATMUL:
-            return matmul_scratch(field["n_in"], field["n_out"])
+            return max(matmul_scratch(field["n_in"], field["n_out"]), self._sums)
         if call.spec.op is MOE_MATMUL:
             n_slot = self.program.arrays[field["ids"]].size
             n_row = n_slot if field["x_per_slot"] else n_slot // field["n_used"]

@@ -331,7 +331,8 @@ def _suits(step: Step, n_block: int) -> bool:
 
 
 def _x_of(rows: _Rows, product: Step) -> dict[str, Any]:
-    return {"step": product.fields["step"], "n_in": product.fields["n_in"], **rows._asdict()}
+    own = {name: product.fields[name] for name in ("step", "n_in", "scratch")}
+    return own | rows._asdict()
 
 
 def _step(spec: KernelSpec, **fields: Any) -> Step:

@@ -51,10 +51,11 @@ FILES = (
     "select.vertical_slash",
 )
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]
-attend_ends, pack, radix_topk, tactic_budget = (
+attend_ends, grid, pack, radix_topk, tactic_budget = (
     MODULES[FILES.index(file)]
     for file in (
-        "attention.attend_epilogue", "linear.pack", "lang.radix_topk", "select.tactic_budget",
+        "attention.attend_epilogue", "lang.grid", "linear.pack", "lang.radix_topk",
+        "select.tactic_budget",
     )
 )  # fmt: skip
 
@@ -174,7 +175,7 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
     packed = np.full(FEW_ROW.size * width // 4, 0xA5, np.uint8)
     row_of = packed.ctypes.data, width, 0
     parts = [(row, part) for row in range(n_row) for part in range(n_part[row])]
-    with as_python(attend_ends, pack):
+    with as_python(attend_ends, grid, pack):
         finish = attend_ends.finishing(head_dim, heads, 1, n_warp, packs=True)
         join = attend_ends.joining(head_dim, packs=True)
         for row, part in rng.permutation(parts).tolist():
@@ -189,7 +190,7 @@ def test_rows_of_attention_that_have_more_and_fewer_parts_are_joined_apart(room)
                 a = SimpleNamespace(**dict(zip(("partial", "out", "lse"), addresses, strict=True)))
                 finish(a, 0, 1, heads * row, n_head, (part, n, room), row_of)
                 turn = turns[row:].ctypes.data
-                if n > 1 and attend_ends.is_last(turn, n):
+                if n > 1 and grid.is_last(turn, n):
                     counts = partial.ctypes.data, (n, room), out.ctypes.data, lse.ctypes.data
                     join(heads * row, heads, *counts, row_of)
 

@@ -95,7 +95,7 @@ def layer(at):
 @pytest.fixture
 def rows():
     """Buffers of as many rows as a batch has, and the layer over them."""
-    at = Buffers(32)
+    at = Buffers(64)
     return at, next(layer := recorded(at)), layer
 
 
@@ -166,6 +166,7 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
     step, one, two = at.step.ctypes.data, at.packed.ctypes.data, at.packed.ctypes.data ^ HALF
     x, weight = at.x.ctypes.data, at.weight.ctypes.data
     w = {name: layer[name].fields["w"] for name in NAMES if "w" in layer[name].fields}
+    scratch = {"scratch": layer["logits"].fields["scratch"]}
 
     def rows(packed, n_in, normed=0):
         eps = 1e-5 if normed else 0.0
@@ -184,9 +185,18 @@ def test_a_layer_is_five_launches_and_each_has_its_fields(layer, at):
     norm = {"bias": 0, "y": x, "n": N, "add": 1, "weight": weight, "to": two}
     assert out.fields == rows(one, N) | norm | {"w": w["out"]}
     assert gate.spec.constants == ("Q8_0", "silu")
-    assert gate.fields == rows(two, N, 1) | {"w": w["gate"], "w2": w["up"], "n": N_FF, "to": one}
+    assert (
+        gate.fields
+        == rows(two, N, 1) | {"w": w["gate"], "w2": w["up"], "n": N_FF, "to": one} | scratch
+    )
     assert down.fields == rows(one, N_FF) | norm | {"w": w["down"]}
-    own = {"w": w["logits"], "bias": 0, "y": at.logits.ctypes.data, "n": N_VOCAB, "add": 0}
+    own = {
+        "w": w["logits"],
+        "bias": 0,
+        "y": at.logits.ctypes.data,
+        "n": N_VOCAB,
+        "add": 0,
+    } | scratch
     none = {f"{name}{i}": 0 for name in ("w", "bias", "y", "n") for i in (2, 3)}
     assert logits.fields == rows(two, N, 1) | own | none
 

@@ -1,4 +1,4 @@
-"""Products of 5 to 32 rows on tensor cores, thread by thread in Python, against NumPy float64."""
+"""Products of 5 to 64 rows on tensor cores, thread by thread in Python, against NumPy float64."""
 
 import importlib
 
@@ -10,7 +10,14 @@ from oracle import gelu_tanh, rms_norm, silu
 
 from tamis.formats.ggml_types import GGMLType
 from tamis.jit_kernels.contract import ops
-from tamis.jit_kernels.cuda.lang.scratch import DEPTH, STAGED_ROWS, staged_room
+from tamis.jit_kernels.cuda.lang.scratch import (
+    COUNTERS,
+    DEPTH,
+    STAGED_ROWS,
+    some_scratch,
+    staged_room,
+)
+from tamis.jit_kernels.cuda.lang.target import TARGETS, current, use
 
 pytest.importorskip("numba_cuda", reason="needs tamis[cuda]")
 FILES = (
@@ -29,26 +36,39 @@ def halved(x):
     return found
 
 
-def run(op, constants, fields):
-    """Run an op's kernel for some rows over these arrays and numbers."""
-    arrays = [value for value in fields.values() if isinstance(value, np.ndarray)]
+@pytest.fixture(autouse=True, params=["sm_80", pytest.param("sm_90a", marks=pytest.mark.slow)])
+def target(request):
+    """Both kinds of GPUs have tiles of their own sizes."""
+    before = current()
+    use(TARGETS[request.param])
+    yield
+    use(before)
+
+
+def run(op, constants, fields, n_block=N_BLOCK):
+    """Run an op's kernel for some rows over these arrays and numbers, the last block first."""
+    scratch = np.full(COUNTERS + some_scratch(n_block), 0xA5, np.uint8)
+    scratch[:COUNTERS] = 0
+    arrays = [scratch, *(value for value in fields.values() if isinstance(value, np.ndarray))]
     record = op.values(
         **{
             name: value.ctypes.data if isinstance(value, np.ndarray) else value
             for name, value in (dict.fromkeys(op.fields, 0) | fields).items()
         }
+        | ({"scratch": scratch.ctypes.data + COUNTERS} if "scratch" in op.fields else {})
     )
     with as_python(*MODULES):
         module = importlib.import_module(f"tamis.jit_kernels.cuda.{op.file}")
         named = dict(zip(op.constants, constants, strict=True))
         (launch,) = (one for one in getattr(module, op.name)(**named) if one.rows == "some")
-        for tid in range(N_BLOCK):
+        for tid in reversed(range(n_block)):
 
             def body(tid=tid):
-                handed = launch.start(tid, N_BLOCK, record)
-                launch.kernel(tid, N_BLOCK, record, handed)
+                handed = launch.start(tid, n_block, record)
+                launch.kernel(tid, n_block, record, *([handed] if launch.hands_on else []))
 
             run_block(body, launch.threads, arrays)
+    assert not scratch[:COUNTERS].any()
 
 
 def bound(x, decoded):
@@ -57,11 +77,18 @@ def bound(x, decoded):
 
 
 @pytest.mark.parametrize(
-    ("type_", "n_in", "n_out", "n_tok"),
-    # Units that lanes have half of; rows that are no multiple of 16; two passes over the weights.
-    [("Q8_0", 96, 40, 5), ("Q4_K", 256, 24, 9), ("Q6_K", 512, 16, 17), ("Q5_0", 160, 300, 6)],
+    ("type_", "n_in", "n_out", "n_tok", "n_block"),
+    # Less than a chunk; one of a tile; a tile that three blocks have parts of; tiles that end in
+    # the middle of a block's share, with rows beyond the last; two passes over the weights.
+    [
+        ("Q8_0", 96, 40, 5, 2),
+        pytest.param("Q4_K", 256, 24, 9, 2, marks=pytest.mark.slow),
+        pytest.param("Q6_K", 768, 16, 17, 4, marks=pytest.mark.slow),
+        pytest.param("Q5_0", 544, 300, 6, 2, marks=pytest.mark.slow),
+        pytest.param("Q4_K", 512, 8, 64, 1, marks=pytest.mark.slow),
+    ],
 )
-def test_products_are_those_of_float16(type_, n_in, n_out, n_tok):
+def test_products_are_those_of_float16(type_, n_in, n_out, n_tok, n_block):
     rng = np.random.default_rng(n_tok)
     data, decoded = weights(type_, rng, n_out, n_in)
     x, bias, y = normal(rng, n_tok, n_in), normal(rng, n_out), normal(rng, n_tok, n_out + 3)
@@ -70,6 +97,7 @@ def test_products_are_those_of_float16(type_, n_in, n_out, n_tok):
         ops.MATMUL, (type_,),
         {"step": np.array([n_tok, 0, 0, 0, 0]), "packed": halved(x), "w": data, "bias": bias,
          "y": y, "n_in": n_in, "n_out": n_out, "y_stride": n_out + 3, "add": 1},
+        n_block,
     )  # fmt: skip
     expected = before[:, :n_out] + x.astype(np.float64) @ decoded.T + bias
     assert (np.abs(y[:, :n_out] - expected) <= bound(x, decoded)).all()

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from attention_cases import numbers
@@ -68,7 +68,45 @@ class Block:
         self.bytes = np.full(1 << 18, 0xA5, np.uint8)  # shared memory that is read by its addresses
         self.some: dict[int, Barrier] = {}  # of so many threads
         self.arrivals: dict[int, Arrivals] = {}  # by address
+        self.products: dict[int, tuple[Any, np.ndarray]] = {}  # of each warp: the last one's
+        self.copies: dict[int, list[list[Copy]]] = {}  # of each thread: groups, the open one last
         self.n_change = 0  # what waiting threads may wait for
+
+
+class Copy(NamedTuple):
+    """A copy to shared memory that has not been waited for: sixteen bytes, or zeros."""
+
+    to: int
+    at: int
+    n: int
+
+    def end(self) -> None:
+        """Make what was copied visible."""
+        there = np.zeros(16, np.uint8)
+        if self.n:
+            there[: self.n] = np.frombuffer(_at(self.at, ctypes.c_uint8 * self.n), np.uint8)
+        local.block.bytes[self.to : self.to + 16] = there
+
+
+def _copy_async(to: int, at: int, n: int) -> None:
+    assert to % 16 == at % 16 == 0 <= n <= 16
+    groups = local.block.copies.setdefault(local.thread, [[]])
+    groups[-1].append(Copy(int(to), int(at), int(n)))
+    local.block.bytes[int(to) : int(to) + 16] = 0x5A  # neither what was there nor what comes
+
+
+def _copy_commit() -> None:
+    local.block.copies.setdefault(local.thread, [[]]).append([])
+
+
+def _copy_wait(n: int) -> Callable[[], None]:
+    def wait() -> None:
+        groups = local.block.copies.setdefault(local.thread, [[]])
+        while len(groups) > n + 1:
+            for copy in groups.pop(0):
+                copy.end()
+
+    return wait
 
 
 def pause() -> None:
@@ -248,6 +286,17 @@ def _f16x8(values: Any) -> tuple[int, ...]:
 def _mma_f16(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
     """See ptx.mma_f16: every lane has its part of A, B and C."""
     lanes = exchanged((_halves(a), _halves(b)))
+    done = local.block.products.get(local.thread // 32)
+    if done is None or done[0] is not lanes:  # the first of the lanes multiplies
+        done = local.block.products[local.thread // 32] = lanes, _product_of(lanes)
+    product, lane = done[1], local.thread % 32
+    g, t = lane // 4, 2 * (lane % 4)
+    found = *product[g, t : t + 2], *product[g + 8, t : t + 2]
+    return tuple(np.float32(x + float(y)) for x, y in zip(found, c, strict=True))
+
+
+def _product_of(lanes: list[Any]) -> np.ndarray:
+    """The product of the parts of A and B that the lanes of a warp have."""
     one, other, i = np.zeros((16, 16)), np.zeros((16, 8)), np.arange(2)
     for lane, (left, right) in enumerate(lanes):
         g, t = lane // 4, 2 * (lane % 4) + i
@@ -255,10 +304,7 @@ def _mma_f16(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
             one[row, column + t] = left[2 * register : 2 * register + 2]
         for register in range(2):
             other[8 * register + t, g] = right[2 * register : 2 * register + 2]
-    product, lane = one @ other, local.thread % 32
-    g, t = lane // 4, 2 * (lane % 4)
-    found = *product[g, t : t + 2], *product[g + 8, t : t + 2]
-    return tuple(np.float32(x + float(y)) for x, y in zip(found, c, strict=True))
+    return one @ other
 
 
 def _bytes_f32(kind: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -267,6 +313,19 @@ def _bytes_f32(kind: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
         return tuple(both.astype(np.float32))
 
     return floats
+
+
+def _bytes_f16(kind: Any, zero: int) -> Callable[..., tuple[Any, ...]]:
+    """See ptx.bytes_f16: `zero` is what a float16 has whose last byte is that of 0."""
+
+    def found(words: Any, factor: Any, less: Any, scale: Any, offset: Any) -> tuple[int, ...]:
+        numbers = np.array([_low(w) for w in words], np.uint32).view(kind).astype(np.float64)
+        times, less_, scale_, offset_ = (_halves([x])[0] for x in (factor, less, scale, offset))
+        exact = (numbers + zero) * times + less_
+        assert (exact == exact.astype(np.float16)).all()
+        return tuple((exact * scale_ + offset_).astype(np.float16).view(np.uint32).tolist())
+
+    return found
 
 
 def _dot(signed: bool) -> Callable[[Any, Any, Any], int]:
@@ -448,6 +507,11 @@ MEANINGS: dict[str, Any] = {
     **dict.fromkeys(("words", "words_even", "words_any"), _device_words),
     "bytes_f32": _bytes_f32(np.uint8),
     "signed_bytes_f32": _bytes_f32(np.int8),
+    "bytes_f16": _bytes_f16(np.uint8, 1024),
+    "signed_bytes_f16": _bytes_f16(np.int8, 1152),
+    "copy_async": _copy_async,
+    "copy_commit": _copy_commit,
+    **{f"wait_for_{name}": _copy_wait(n) for n, name in enumerate(("all", "one", "two"))},
     "affine8": lambda x, d, m: tuple(np.float32(each * d + m) for each in x),
     "f16x8": _f16x8,
     "mma_f16": _mma_f16,
@@ -489,6 +553,15 @@ MEANINGS: dict[str, Any] = {
     "shared_address": lambda _array: 0,
     "load_shared": lambda address: np.float32(local.block.shared[int(address)]),
     "store_shared_f32": lambda address, value: local.block.shared.update({int(address): value}),
+    "load_shared_f32x8": lambda address: tuple(
+        np.float32(local.block.shared[int(address) + 4 * i]) for i in range(8)
+    ),
+    "store_shared_f32x8": lambda address, values: local.block.shared.update(
+        {int(address) + 4 * i: value for i, value in enumerate(values)}
+    ),
+    "store_f32x8": lambda address, values: _at(address, ctypes.c_float * 8).__setitem__(
+        slice(None), list(map(float, values))
+    ),
     "load_shared_u128": _shared_words(4, 16),
     "store_shared_u128": _store_shared,
     "load_shared_i32": lambda address: int(local.block.shared[int(address)]),

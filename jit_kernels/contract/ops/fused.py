@@ -38,6 +38,7 @@ class Products(_PackedInput):
     n2: int  # may be 0
     n3: int  # may be 0
     add: int  # 1: adds to y, y2, y3
+    scratch: Out[Address]  # as for MATMUL
 
 
 PRODUCTS = op("linear.gemv_epilogue", Products, "type")
@@ -65,6 +66,7 @@ class ProductGate(_PackedInput):
     w2: Address
     n: int  # rows of each
     to: Out[Address]
+    scratch: Out[Address]  # as for MATMUL
 
 
 PRODUCT_GATE = op("linear.gemv_epilogue", ProductGate, "type activation")

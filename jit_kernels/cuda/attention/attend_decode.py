@@ -17,7 +17,6 @@ from tamis.jit_kernels.cuda.attention.attend_epilogue import (
     MASKED,
     entries_of,
     finishing,
-    is_last,
     joining,
     key_of,
     share_of,
@@ -28,6 +27,7 @@ from tamis.jit_kernels.cuda.kv.kv_rows import key_row, row_bytes
 from tamis.jit_kernels.cuda.lang.grid import (
     WARPS,
     Launch,
+    is_last,
     lane,
     look_ahead,
     step_of,

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from llvmlite import ir
-from numba import cuda, float32, types, uint32
+from numba import float32, types, uint32
 
-from tamis.jit_kernels.cuda.lang.grid import THREADS, sync_block, thread
+from tamis.jit_kernels.cuda.lang.grid import THREADS, thread
 from tamis.jit_kernels.cuda.lang.intrinsic import (
     I32,
     I64,
@@ -19,9 +19,8 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     op,
     quotient,
     store_f32,
-    store_i32,
 )
-from tamis.jit_kernels.cuda.lang.ptx import LOAD_PAIR_IF, count_one, emit, exp2, fence, load_shared
+from tamis.jit_kernels.cuda.lang.ptx import LOAD_PAIR_IF, emit, exp2, load_shared
 from tamis.jit_kernels.cuda.linear.pack import put_15_bits, put_two_15_bits
 
 LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
@@ -127,24 +126,6 @@ def finishing(head_dim: int, group: int, q_block: int, n_part: int, packs: bool 
                     )
 
     return finish
-
-
-@device
-def is_last(counter, n):
-    """Whether this block is the last of n to arrive; it then sees what the others wrote.
-
-    counter: a counter that is 0 before and after. All threads must call it.
-    """
-    found = cuda.shared.array(1, types.boolean)
-    fence()
-    sync_block()
-    if thread() == 0:
-        found[0] = count_one(counter) == uint32(n - 1)
-        if found[0]:
-            store_i32(counter, 0)
-    sync_block()
-    fence()
-    return found[0]
 
 
 @op(PAIRS, int64, int64, int64, float32)

@@ -6,11 +6,18 @@ unless its Launch says otherwise.
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, float64, int32
+from numba import cuda, float32, float64, int32, types, uint32
 
 from tamis.jit_kernels.contract.ops import STEP
-from tamis.jit_kernels.cuda.lang.intrinsic import const_i64, device, load_f32
-from tamis.jit_kernels.cuda.lang.ptx import keep, lowest_of_warp, shuffle_i32, shuffle_xor
+from tamis.jit_kernels.cuda.lang.intrinsic import const_i64, device, load_f32, store_i32
+from tamis.jit_kernels.cuda.lang.ptx import (
+    count_one,
+    fence,
+    keep,
+    lowest_of_warp,
+    shuffle_i32,
+    shuffle_xor,
+)
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
@@ -192,6 +199,24 @@ def least_of(x, parts):
     sync_block()
     least = parts[lane()] if lane() < threads() // WARP else x
     return lowest_of_warp(int32(least))
+
+
+@device
+def is_last(counter, n):
+    """Whether this block is the last of n to arrive; it then sees what the others wrote.
+
+    counter: a counter that is 0 before and after. All threads must call it.
+    """
+    found = cuda.shared.array(1, types.boolean)
+    fence()
+    sync_block()
+    if thread() == 0:
+        found[0] = count_one(counter) == uint32(n - 1)
+        if found[0]:
+            store_i32(counter, 0)
+    sync_block()
+    fence()
+    return found[0]
 
 
 # ---- of float64, by a shared array of THREADS float64, `sums`, of the kernel -------------------

@@ -24,7 +24,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
 )
 
 U2, U4 = types.UniTuple(uint32, 2), types.UniTuple(uint32, 4)
-F4 = types.UniTuple(float32, 4)
+F4, F8 = types.UniTuple(float32, 4), types.UniTuple(float32, 8)
 _IR: dict[Any, Any] = {uint32: I32, int32: I32, float32: FLOAT, int64: I64}
 _LETTER: dict[Any, str] = {uint32: "r", int32: "r", float32: "f", int64: "l"}
 
@@ -165,6 +165,14 @@ LOAD_PAIR_IF = Text(
 LOAD_SHARED_PAIR = Text(
     "ld.shared.v2.u32 {$0,$1}, [$2];", types.UniTuple(uint32, 2), (uint32,), volatile=True
 )
+load_shared_f32x8 = _ptx(
+    "ld.shared.v4.f32 {$0,$1,$2,$3}, [$8]; ld.shared.v4.f32 {$4,$5,$6,$7}, [$8+16];",
+    F8, uint32, volatile=True,
+)("Eight float32 at a shared address, a multiple of 16.")  # fmt: skip
+store_shared_f32x8 = _ptx(
+    "st.shared.v4.f32 [$0], {$1,$2,$3,$4}; st.shared.v4.f32 [$0+16], {$5,$6,$7,$8};",
+    void, uint32, F8, volatile=True,
+)("Write eight float32 at a shared address, a multiple of 16.")  # fmt: skip
 LOAD_SHARED_WORD = Text("ld.shared.u32 $0, [$1];", uint32, (uint32,), volatile=True)
 STORE_SHARED_WORD = Text("st.shared.u32 [$0], $1;", void, (uint32, uint32), volatile=True)
 STORE_SHARED = Text("st.shared.f32 [$0], $1;", void, (uint32, float32), volatile=True)
@@ -332,6 +340,34 @@ FMA_HALVES = Text("fma.rn.f16x2 $0, $1, $2, $3;", uint32, (uint32, uint32, uint3
 # Halves of two words: both low ones, both high ones (9.7.9.7).
 LOW_HALVES = Text("prmt.b32 $0, $1, $2, 0x5410;", uint32, (uint32, uint32))
 HIGH_HALVES = Text("prmt.b32 $0, $1, $2, 0x7632;", uint32, (uint32, uint32))
+
+
+def _bytes_as_f16(signed: bool, docstring: str) -> Any:
+    """The intrinsic that makes float16 of sixteen bytes."""
+
+    def body(b: Any, words: Any, factor: Any, less: Any, scale: Any, offset: Any) -> Any:
+        found = []
+        for word in words:
+            if signed:
+                word = b.xor(word, ir.Constant(I32, 0x80808080))
+            for pick in (LOW_BYTES, HIGH_BYTES):
+                numbers = emit(b, FMA_HALVES, [*emit(b, pick, [word]), factor, less])
+                found += emit(b, FMA_HALVES, [*numbers, scale, offset])
+        return found
+
+    body.__doc__ = docstring
+    return op(types.UniTuple(uint32, 8), U4, uint32, uint32, uint32, uint32)(body)
+
+
+bytes_f16 = _bytes_as_f16(
+    False,
+    """Sixteen bytes as float16, in order: (byte + 1024) * factor + less, times scale, plus offset.
+
+    The last four are pairs of float16. With less = -1024 * factor, factor a power of two, only the
+    last operation rounds.
+    """,
+)
+signed_bytes_f16 = _bytes_as_f16(True, "As bytes_f16, of signed bytes, less being -1152 * factor.")
 # $1 & $2 | $3, and $1 & $2 ^ $3, as one instruction each (9.7.7.6).
 AND_OR = Text("lop3.b32 $0, $1, $2, $3, 0xEA;", uint32, (uint32, uint32, uint32))
 AND_XOR = Text("lop3.b32 $0, $1, $2, $3, 0x6A;", uint32, (uint32, uint32, uint32))

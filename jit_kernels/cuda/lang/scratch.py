@@ -7,8 +7,9 @@ from tamis.formats.ggml_types import GGMLType
 # The most rows for which products read weights again; for more, weights are unpacked once. CPUs
 # have another number in contract/ops: a GPU's matrix units pay off sooner.
 FEW_ROWS = 4
-SOME_ROWS = 32  # most rows that tensor cores multiply with weights from registers
-SOME_AT_ONCE = 16  # rows of them that are multiplied at a time
+SOME_ROWS = 64  # most rows that tensor cores multiply with weights from registers
+SOME_AT_ONCE = 16  # rows of them that a staged product multiplies at a time
+SOME_MOST = 32  # of them that are multiplied with weights that are read once
 
 
 def class_of(n_row: int) -> str:
@@ -69,6 +70,16 @@ def staged_room(n_byte: int, n_in: int, n_tile: int, *, packed: bool) -> int:
 def matmul_scratch(n_in: int, n_out: int) -> int:
     """Bytes of MATMUL's scratch: the weights as float16."""
     return 2 * padded(n_in) * n_out
+
+
+def some_tile(*, big: bool) -> int:
+    """Rows of weights of a tile of matmul_some.py; big: blocks have 224 KB of shared memory."""
+    return 128 if big else 64
+
+
+def some_scratch(n_block: int) -> int:
+    """Bytes of the sums that n_block blocks leave for others: two tiles of each."""
+    return 2 * n_block * 4 * some_tile(big=True) * SOME_MOST
 
 
 def expert_scratch(n_row: int, n_in: int, n_slot: int) -> int:

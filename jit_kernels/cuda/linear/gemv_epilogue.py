@@ -456,14 +456,14 @@ def _some_products(type: str) -> Launch:
 
     def start(tid, n_thread, a):
         weights = a.w, a.w2, a.w3, a.n, a.n2
-        return begin(tid, n_thread, weights, a.n_in, a.n + a.n2 + a.n3)
+        begin(tid, n_thread, a.step, weights, a.n_in, a.n + a.n2 + a.n3)
 
-    def kernel(tid, n_thread, a, looked):
+    def kernel(tid, n_thread, a):
         weights, n_row = (a.w, a.w2, a.w3, a.n, a.n2), a.n + a.n2 + a.n3
         to = (a.y, a.y2, a.y3), (a.bias, a.bias2, a.bias3), (a.n, a.n2, a.n3), a.add
-        run(tid, n_thread, a.step, (a.packed, a.n_in), (weights, n_row), to, looked)
+        run(tid, n_thread, a.step, (a.packed, a.n_in), (weights, n_row), to, a.scratch)
 
-    return matmul_some.launched(kernel, start)
+    return matmul_some.launched(type, kernel, start)
 
 
 def _to_norm() -> Rows:
@@ -565,13 +565,13 @@ def _some_gates(type: str, activation: str) -> Launch:
     begin, run = matmul_some.running(type, matmul_some.Rows(2, of_gates, put))
 
     def start(tid, n_thread, a):
-        return begin(tid, n_thread, (a.w, a.w2), a.n_in, 2 * a.n)
+        begin(tid, n_thread, a.step, (a.w, a.w2), a.n_in, 2 * a.n)
 
-    def kernel(tid, n_thread, a, looked):
+    def kernel(tid, n_thread, a):
         weights = (a.w, a.w2), 2 * a.n
-        run(tid, n_thread, a.step, (a.packed, a.n_in), weights, (a.n, a.to), looked)
+        run(tid, n_thread, a.step, (a.packed, a.n_in), weights, (a.n, a.to), a.scratch)
 
-    return matmul_some.launched(kernel, start)
+    return matmul_some.launched(type, kernel, start)
 
 
 def _rotated_pairs(neox: int, rows: int) -> tuple[Any, Any]:

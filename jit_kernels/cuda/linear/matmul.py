@@ -15,8 +15,7 @@ from tamis.jit_kernels.cuda.linear.matmul_some import Rows, launched, running
 
 @device
 def _row_at(w, size, row):
-    first, n_out = w
-    return first + size * min(row, n_out - 1)
+    return w + size * row
 
 
 @device
@@ -31,14 +30,13 @@ def _some(type: str) -> Launch:
     begin, run = running(type, Rows(1, _row_at, _put))
 
     def start(tid, n_thread, a):
-        return begin(tid, n_thread, (a.w, a.n_out), a.n_in, a.n_out)
+        begin(tid, n_thread, a.step, a.w, a.n_in, a.n_out)
 
-    def kernel(tid, n_thread, a, looked):
+    def kernel(tid, n_thread, a):
         to = a.y, a.y_stride, a.bias, a.add
-        weights = (a.w, a.n_out), a.n_out
-        run(tid, n_thread, a.step, (a.packed, a.n_in), weights, to, looked)
+        run(tid, n_thread, a.step, (a.packed, a.n_in), (a.w, a.n_out), to, a.scratch)
 
-    return launched(kernel, start)
+    return launched(type, kernel, start)
 
 
 def matmul(type: str) -> list[Launch]:

@@ -28,6 +28,7 @@ from tamis.jit_kernels.cuda.lang.intrinsic import (
     device,
     f16x8,
     load_f32x8,
+    load_u128,
     quotient,
     remainder,
     store_f16,
@@ -56,10 +57,12 @@ from tamis.jit_kernels.cuda.linear.dequant import bytes_of, row_bytes_of, shared
 from tamis.jit_kernels.cuda.linear.gemm import padding
 from tamis.jit_kernels.cuda.linear.gemv_epilogue import chosen, of_gates, of_three
 from tamis.jit_kernels.cuda.linear.matmul_few import before_of
-from tamis.jit_kernels.cuda.linear.matmul_some import SUMS, UNIT, add, put_sums, x_of
+from tamis.jit_kernels.cuda.linear.matmul_some import add
 from tamis.jit_kernels.cuda.linear.pack import squares_of
 
 THREADS = WARP * STAGED_WARPS
+UNIT = 64  # elements of a row of weights that a warp multiplies at a time, 16 a lane
+SUMS = STAGED_ROWS * SOME_AT_ONCE
 PIECE = 8 * WARP  # elements of a row that a warp reads at a time
 
 stride_of = device(staged_width)
@@ -72,6 +75,23 @@ class Rows(NamedTuple):
     address: Any  # (weights, bytes of a row, row) -> its address
     ahead: Any  # (to, row, row of x): data that is read before the product is there
     put: Any  # (to, row, row of x, product, that of the next tile, what `ahead` read)
+
+
+@device
+def x_of(packed, width, n_tok, first, at):
+    """A lane's 16 elements of row first + lane / 4 of x; the last row if there is none."""
+    row = packed + 2 * (width * min(first + quotient(lane(), 4), n_tok - 1) + at)
+    return load_u128(row), load_u128(row + 16)
+
+
+@device
+def put_sums(sums, parts, column):
+    """Write the sums of a lane's two rows of weights and two of x."""
+    g, t = quotient(lane(), 4), column + 2 * remainder(lane(), 4)
+    parts[warp(), STAGED_ROWS * t + g] = sums[0]
+    parts[warp(), STAGED_ROWS * (t + 1) + g] = sums[1]
+    parts[warp(), STAGED_ROWS * t + g + 8] = sums[2]
+    parts[warp(), STAGED_ROWS * (t + 1) + g + 8] = sums[3]
 
 
 @device
@@ -156,8 +176,7 @@ def _unpacking(type: str) -> Any:
 def staged_x(rows, stride, at):
     """A lane's 16 elements of the row lane / 4 of those in shared memory."""
     row = rows + stride * quotient(lane(), 4) + 2 * at
-    one, other = load_shared_u128(uint32(row)), load_shared_u128(uint32(row + 16))
-    return one[0], one[1], one[2], one[3], other[0], other[1], other[2], other[3]
+    return load_shared_u128(uint32(row)), load_shared_u128(uint32(row + 16))
 
 
 def _multiplying(type: str, source: str) -> Any:
