@@ -23,6 +23,6 @@ OPS = frozenset(
         "stream_gate", "stream_mix", "stream_weights", "tactic_assign", "tactic_budget",
         "tactic_joint", "tactic_joint_rank", "tactic_mark", "tactic_mean", "tactic_rank",
         "tactic_score", "tactic_seed", "tactic_select", "tail_draw", "tail_merge", "tail_plan",
-        "tail_size", "wkv",
+        "tail_size", "twilight_prune", "twilight_weigh", "wkv",
     ]
 )  # fmt: skip

@@ -48,6 +48,7 @@ FILES = (
     "select.quest",
     "select.tactic",
     "select.tactic_budget",
+    "select.twilight",
     "select.vertical_slash",
 )
 MODULES = [importlib.import_module(f"tamis.jit_kernels.cuda.{file}") for file in FILES]

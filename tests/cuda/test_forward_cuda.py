@@ -98,6 +98,8 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "metered(window:sink=2,recent=20):mass=0",
         "metered(topk:k=8,sink=2,recent=6,rows=head):mass=1",
         "tail(window:sink=2,recent=20):samples=16",
+        "twilight(topk:k=20,sink=2,recent=6):p=0.8",
+        "twilight(dense):p=0.7",
         "lfps:s=8,sink=2,local=8,budget=0.1@0+hip:k=8,b_k=2,l_d=0,sink=2,local=6,r_m=4@1",
     ],
 )

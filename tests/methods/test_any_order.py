@@ -54,6 +54,7 @@ METHODS = {
     "tactic": "tactic:c=4,period=16,local=8",
     "tail": "tail(topk:k=24,sink=4,recent=8,rows=head):samples=16",
     "topk": "topk:k=24,sink=4,recent=8",
+    "twilight": "twilight(topk:k=24,sink=4,recent=8,rows=head):p=0.9",
     "vertical_slash": "vertical_slash:n_vertical=20,n_slash=12,sink=4,local=8,last_q=16",
     "window": "window:sink=4,recent=32,block=16",
 }

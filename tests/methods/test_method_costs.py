@@ -163,6 +163,16 @@ def test_a_tail_reads_the_values_of_its_first_samples_too():
     assert cost_of(tape, "tail_size") == (N_HEAD * 16 * KEY, 0)
 
 
+def test_twilight_reads_the_keys_of_what_was_chosen():
+    tape = tape_of("twilight(topk:k=24,sink=4,recent=8,rows=head)")
+    assert cost_of(tape, "twilight_weigh") == (0, 0)  # no step yet
+    program = tape.programs[list(tape.programs)[-1]]
+    call = next(call for call in program.calls if call.spec.op.name == "twilight_weigh")
+    indptr = program.arrays[call.values[call.spec.op.fields.index("indptr")]]
+    indptr[:] = 24 * np.arange(N_HEAD + 1)
+    assert cost_of(tape, "twilight_weigh") == (24 * KEY * N_HEAD, products(24))
+
+
 def test_ops_that_say_nothing_cost_nothing():
     tape = tape_of("quest:budget=64,page=8,dense=0")
     assert cost_of(tape, "select_top_k") == (0, 0)

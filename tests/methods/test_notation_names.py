@@ -198,6 +198,7 @@ DEFAULTS = {
         "seed": 0,
     },
     "topk": {"k": 512, "sink": 4, "recent": 64, "rows": "group"},
+    "twilight": {"p": 0.95},
     "vertical_slash": {
         "n_vertical": 1000,
         "n_slash": 200,
@@ -230,6 +231,7 @@ ROLES = {
     "tactic": ("decode",),
     "tail": ("decode",),
     "topk": ("decode",),
+    "twilight": ("decode",),
     "vertical_slash": ("prefill",),
     "window": ("decode", "prefill"),
 }

@@ -105,6 +105,12 @@ EXAMPLES = {
         Example("tail(topk:k=24,sink=4,recent=8,rows=head):samples=32,bound=parts", 36, 8),
         Example("tail(quest:budget=64,page=8,dense=0):samples=16,even=0.3,delta=0.01", 64, 8),
     ],
+    "twilight": [
+        Example("twilight(window:sink=4,recent=32,block=16):p=0.9", 16 + 16 + 32, 0),
+        Example("twilight(topk:k=24,sink=4,recent=8,rows=head):p=0.5", 36, 0),
+        Example("twilight(magicpig:K=3,L=6,dense=0,recent=8)", None, 0),
+        Example("twilight(dense):p=0.8", None, 0),
+    ],
     "auto": [
         Example("auto", None, 10_000),
         Example("auto:least=0,part=8,mass=0.3", None, 200),
@@ -197,6 +203,7 @@ COVERING = {
     ],
     "metered": ["metered(window:recent=512)", "metered(window:recent=9):mass=1"],
     "tail": ["tail(window:recent=512)", "tail(window:recent=9):most=0"],
+    "twilight": ["twilight(window:recent=512):p=1", "twilight(dense):p=1"],
     "auto": ["auto", "auto:least=0,mass=1"],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],
@@ -231,7 +238,7 @@ COVERING = {
     "bigbird": ["bigbird:recent=512", "bigbird:random=512,sink=0", "bigbird:sink=512,block=5"],
     "quest": ["quest:dense=0", "quest:dense=0,page=7,rows=group", "quest:budget=64,dense=9"],
 }
-OVER_ANOTHER = ("beyond", "delta", "metered", "tail")  # which need one in parentheses
+OVER_ANOTHER = ("beyond", "delta", "metered", "tail", "twilight")  # which need one in parentheses
 DEFAULTS = [Example(name, None, 1) for name in methods() if name not in OVER_ANOTHER]
 ALL = [*DEFAULTS, *(e for name in EXAMPLES for e in EXAMPLES[name])]
 # With windows in some layers: of each method one, for what its numbers do was seen without.

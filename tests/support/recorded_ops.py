@@ -78,6 +78,11 @@ TEXTS = {
         "tail(magicpig:K=3,L=6,dense=0):bound=parts,even=0.3",
         "tail(window:sink=4,recent=32,block=16)",
     ],
+    "twilight": [
+        "twilight(topk:k=24,sink=4,recent=8):p=0.8",
+        "twilight(magicpig:K=3,L=6,dense=0)",
+        "twilight(dense)",
+    ],
     "per_layer": [
         "topk:k=24@0+lfps:budget=0.1,s=4@2",
         "h2o:budget=40@0-1+hshare:budget=90@2",

@@ -38,6 +38,8 @@ ALLOWED_FOLDERS: dict[str, str] = {
     "runner/cli/commands": "one file a command, found by its name",
     "runner/arch": "one file an architecture, found by its name",
     "runner/select": "one file a method, found by its name",
+    "jit_kernels/contract/ops/select": "one file a method's ops, found by its name",
+    "jit_kernels/cpu/select": "one file a method's ops, found by its name",
     "jit_kernels/cpu/linear": "one file an op, or a part that several ops share",
     "tools": "one file a program, run by its name",
     "tests/engine": "one file a promise of sessions, batches or their files",

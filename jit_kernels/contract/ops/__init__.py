@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.select.quest import *
     from tamis.jit_kernels.contract.ops.select.snapkv import *
     from tamis.jit_kernels.contract.ops.select.tactic import *
+    from tamis.jit_kernels.contract.ops.select.twilight import *
     from tamis.jit_kernels.contract.ops.select.vertical_slash import *
     from tamis.jit_kernels.contract.ops.streams import *
 

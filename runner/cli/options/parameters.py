@@ -107,6 +107,7 @@ OWN = {
         "rows": "group: the union of the heads' sets; joint: one set, half as large; head: each",
         "reach": "with rows=joint: share of the heads that must reach P",
     },
+    "twilight": {"p": "share of the attention to what METHOD chose that each head keeps"},
     "vertical_slash": {
         "n_vertical": "columns: positions that all queries read",
         "n_slash": "diagonals: distances at which all queries read",
