@@ -18,6 +18,7 @@ ARCH = Arch(
     neox=False,
     layer=layer,
     tensors=latent_tensors,
+    window_scaled=True,
     derived=lambda hp: {"attention_scale": hp.latent.n_key**-0.5, "index_eps": 1e-6},
     keys=(
         "attention.kv_lora_rank",

@@ -237,10 +237,11 @@ class OutputParser:
 
     def _may_read_again(self) -> bool:
         """Whether to read a call once more, given that the whole answer has arrived."""
-        tape, is_tagged = self._tape, self._reader.is_tagged
-        again = tape.last and tape.is_empty and not self._is_cut and not self._reader.lenient
-        self._reader.lenient |= again and is_tagged
-        return again and is_tagged
+        tape, reader = self._tape, self._reader
+        again = tape.last and tape.is_empty and not self._is_cut and not reader.lenient
+        again = again and reader.may_be_lenient
+        reader.lenient |= again
+        return again
 
     # Formats of separate messages rather than marks within one
 

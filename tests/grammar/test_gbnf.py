@@ -30,6 +30,8 @@ ACCEPTED = [  # grammar, texts that it allows, texts that it does not
     ('root ::= ( # a comment with ) in it\n  "a" |\n  "b"\n)\n# last', ["a", "b"], ["ab"]),
     ('root ::= "ab"{2} "c"{1,} "d"{0,2} "e"{2,3}', ["ababcee", "ababccddeee"], ["abcee", "ababce"]),
     ('root ::= "a" |\n  "b"\n', ["a", "b"], [""]),
+    # ggml-org/llama.cpp#25156
+    ('root ::= x\nx ::= "a"\n  | "b" # so\n\n  |\n  "c"\ny ::= x', ["a", "b", "c"], ["", "ab"]),
     ('root ::= "" | "a"', ["", "a"], ["aa"]),
     ("root ::= .{2}", ["é\n"], ["a"]),
     ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
@@ -76,7 +78,7 @@ WRONG = [
     ('root ::= "a" $', "1, column 14", "'$'", "the end of the line", "comments begin with"),
     ('root := "a"', "1, column 6", "':= \"a\"'", "::= after the rule's name root", "next line"),
     ('root ::= "a"\n\n= "b"', "3, column 1", "'= \"b\"'", "the name of a rule", "digits"),
-    ('root ::= "a"\n | "b"', "2, column 2", "'| \"b\"'", "the name of a rule", "only after |"),
+    ('root ::= "a"\n ("b")', "2, column 2", "'(\"b\")'", "the name of a rule", "or before |"),
     ("root ::= !a", "1, column 11", "'a'", "< after !", "!<[id]>"),
     ("root ::= <a", "1, column 12", "", "> after the token begun at line 1, column 10", "<text>"),
     ("root ::= <[7", "1, column 13", "", "]> after the number of a token", "<[id]>"),

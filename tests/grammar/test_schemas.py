@@ -316,6 +316,17 @@ def test_ranges_of_numbers_as_wide_as_a_type_of_theirs_are_enforced(limits, yes,
     assert [text for text in no if fits(grammar, text)] == []
 
 
+@pytest.mark.parametrize("schema", [{}, {"type": "number"}, {"type": ["integer", "null"]}])
+def test_a_number_has_an_end(schema):
+    """vllm-project/vllm#52011: models wrote digits until the limit of tokens."""
+    grammar = matcher(compile_schema(schema).text)
+    assert fits(grammar, "9" * 40)
+    assert not fits(grammar, "9" * 41)
+    if schema.get("type") in (None, "number"):
+        assert fits(grammar, f"0.{'0' * 39}1e-99")
+        assert not fits(grammar, f"1.{'0' * 41}")
+
+
 def test_every_limit_that_is_left_out_is_named():
     found = compile_schema({"type": "number", "minimum": 5e-324, "maximum": 1})
     assert found.left_out == ("#/minimum", "#/maximum")

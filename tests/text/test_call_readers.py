@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tamis.text.calls import elements, json_stream, readers, syntax, tape, values
 from tamis.text.calls.format import FLAT, Argument, ToolFormat
+from tamis.text.calls.gemma import gemma_arguments
 from tamis.text.calls.tape import MAX_NAME, Tape
 from tamis.text.calls.values import Place, Tools, object_text
 from tamis.text.chat_format import ChatFormat
@@ -519,7 +520,7 @@ def test_a_literal_alone():
     for n, fits in ((syntax._MAX_DEPTH - 1, True), (syntax._MAX_DEPTH, False)):
         assert (syntax.python_value("[" * n + "1" + "]" * n) is not None) is fits
         gemma = "{a:" * n + "1" + "}" * n
-        assert (syntax.gemma_arguments(gemma, "<q>") is not None) is fits
+        assert (gemma_arguments(gemma, "<q>") is not None) is fits
 
 
 @pytest.mark.parametrize(
@@ -537,7 +538,68 @@ def test_a_literal_alone():
     ],
 )  # fmt: skip
 def test_objects_without_quotes(text, value):
-    assert syntax.gemma_arguments(text, "<q>") == value
+    assert gemma_arguments(text, "<q>") == value
+
+
+PLACE = Tools(
+    [
+        {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "note": {"type": ["string", "null"]},
+                    "n": {"type": "integer"},
+                    "id": {"type": ["string", "integer"]},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "opts": {"type": "object"},
+                },
+            },
+        }
+    ]
+).arguments("f")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{tags:['a','b, c']}", {"tags": ["a", "b, c"]}),
+        ("{opts:{'m': 'x'}}", {"opts": {"m": "x"}}),
+        ('{tags:["a\\n"]}', {"tags": ["a\n"]}), ('{path:"\\s"}', {"path": "\\s"}),
+        (r"{path:':\s*\w+'}", {"path": r":\s*\w+"}), ("{path:'it\\'s'}", {"path": "it's"}),
+        ("{path:'tis}", {"path": "'tis"}), ("{path:'a' b}", {"path": "'a' b"}),
+        ("{path:42,n:42,id:42}", {"path": "42", "n": 42, "id": 42}),
+        ("{path:null,note:null}", {"path": None, "note": None}), ("{path:true}", {"path": "true"}),
+        ("{tags:[1,x]}", {"tags": ["1", "x"]}), ("{other:1}", {"other": 1}),
+    ],
+)  # fmt: skip
+def test_values_without_their_marks_have_the_types_of_the_schema(text, value):
+    """vllm-project/vllm#47906, #51284: quotes were kept, numbers became texts."""
+    assert repr(gemma_arguments(text, "<q>", PLACE)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{path:<q>look<q>n:90}", {"path": "look", "n": 90}),
+        ("{n:3,path:\n\n# A\n\nB, `c`: [d].}", {"n": 3, "path": "\n\n# A\n\nB, `c`: [d]."}),
+        ("{path:<q>abc}", {"path": "abc"}), ("{path:abc<q>,n:3}", {"path": "abc", "n": 3}),
+        ("{path:<q>a<q>,note:':\\s'<q>}", {"path": "a", "note": ":\\s"}),
+        ("{path:a, path:b, c,n:1}", {"path": "a, path:b, c", "n": 1}),
+        ("{path:<q>a, n:b<q>,n:1}", {"path": "a, n:b", "n": 1}),
+        ("{n:a[,path:x}", None), ("{x[,path:y}", None), ("{path:<q>abc", None), ("{}}", None),
+    ],
+)  # fmt: skip
+def test_a_missing_mark_is_where_the_next_known_key_begins(text, value):
+    """ollama/ollama#15315, PR 15374; hybridgroup/yzma PR 243: the call was lost."""
+    assert gemma_arguments(text, "<q>", PLACE, lenient=True) == value
+    if value is not None and "n:b" not in text:
+        assert gemma_arguments(text, "<q>", PLACE) is None
+
+
+def test_without_a_schema_nothing_is_guessed():
+    assert gemma_arguments("{path:<q>a<q>n:1}", "<q>", lenient=True) is None
 
 
 def test_json_is_read_from_a_position_and_no_further():

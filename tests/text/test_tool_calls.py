@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pace import within
 
-from tamis.text.calls.syntax import gemma_arguments
+from tamis.text.calls.gemma import gemma_arguments
 from tamis.text.calls.tape import Tape
 from tamis.text.chat_format import ChatFormat
 from tamis.text.chat_template import ChatTemplate

@@ -1,7 +1,7 @@
 r"""Parses GBNF into a tree for every rule, with llama.cpp's rules.
 
 Escapes are \xNN, \uNNNN, \UNNNNNNNN, \t, \r, \n, \\, \", \[, \], \-. Among rules of the same name
-the last one counts.
+the last one counts. Other than there, a line may begin with the | of the rule before it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MARKS = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _ESCAPES = r"\xNN \uNNNN \UNNNNNNNN \t \r \n \\ \" \[ \] \-"
 # Remedies of errors.
-_IN_ONE_RULE = "a rule goes on in the next line only after | or within ( )"
+_IN_ONE_RULE = "a rule goes on in the next line only after or before |, or within ( )"
 _TIMES = "write {m}, {m,} or {m,n}"
 _IN_LITERAL = 'add ", and write a quotation mark within the text as \\"'
 _IN_SET = "add ], and write a bracket within the set as \\]"
@@ -145,10 +145,19 @@ class _Parser:
 
     def either(self, *, nested: bool) -> Node:
         parts = [self.row(nested=nested)]
-        while self.take("|"):
+        while self.alternative():
             self.space(lines=True)
             parts.append(self.row(nested=nested))
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+    def alternative(self) -> bool:
+        """Take the | of an alternative, which may begin a line: no rule begins so."""
+        start = self.at
+        self.space(lines=True)
+        if self.take("|"):
+            return True
+        self.at = start
+        return False
 
     def row(self, *, nested: bool) -> Node:
         parts: list[Node] = []

@@ -11,11 +11,13 @@ from tamis.grammar.schema import terminals
 from tamis.grammar.schema.formats import FORMATS
 from tamis.grammar.schema.forms import Constants, Numbers, Strings, Test
 
-WHOLE = "/-?(?:0|[1-9][0-9]*)/"
-NUMBER = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+\\-]?[0-9]{1,2})?/"
+# More digits than any double or UUID has; without an end a model may write zeros on and on.
+_DIGITS = 40
+WHOLE = f"/-?(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})/"
+_ANY_FRACTION = f"\\.[0-9]{{1,{_DIGITS}}}"
+NUMBER = f"{WHOLE[:-1]}(?:{_ANY_FRACTION})?(?:[eE][+\\-]?[0-9]{{1,2}})?/"
 # With so few digits a double also has a fraction.
 _FRACTION, _MOST_FRACTION = "\\.[0-9]{0,4}[1-9]", 10**9 - 1
-_ANY_FRACTION = "\\.[0-9]+"
 _NEAR = 10**15  # llguidance has no ranges of numbers that are much larger
 _MOST_MULTIPLE = 10_000  # llguidance tracks every remainder
 _EXACT = Context(prec=2000)

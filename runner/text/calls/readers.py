@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from tamis.text.calls.elements import attributes, element_arguments
 from tamis.text.calls.format import GEMMA_QUOTE, Argument, ToolFormat
+from tamis.text.calls.gemma import gemma_arguments
 from tamis.text.calls.json_stream import ObjectReader, Path
-from tamis.text.calls.syntax import gemma_arguments, json_calls, python_calls
+from tamis.text.calls.syntax import json_calls, python_calls
 from tamis.text.calls.tape import MAX_NAME, Steps, Tape
 from tamis.text.calls.values import Tools, object_text
 
@@ -61,7 +62,8 @@ class CallReader:
     """Reads the calls of one format off ``tape``.
 
     ``is_cut`` says whether the answer was cut off. With ``lenient`` set, all of the answer is
-    there and could not be read otherwise: then a mark ends an argument wherever it stands. With
+    there and could not be read otherwise: then a mark ends an argument wherever it stands, and
+    Gemma's arguments end where the next known key begins. With
     ``forced`` set a grammar makes the answer a call, which is one even where it is cut off.
     """
 
@@ -75,9 +77,9 @@ class CallReader:
         self._is_closed = False
 
     @property
-    def is_tagged(self) -> bool:
-        """Whether arguments stand between marks."""
-        return self._format.style in ("tagged", "xtml")
+    def may_be_lenient(self) -> bool:
+        """Whether arguments stand between marks, which models leave out."""
+        return self._format.style in ("tagged", "xtml", "gemma")
 
     def calls(self, mark: str) -> Steps[Found]:
         """Read what follows ``mark``, the call's first one, which was taken; "" if it has none."""
@@ -437,7 +439,10 @@ class CallReader:
         name = trimmed((yield from self._tape.name()))
         if not name or (yield from self._tape.peek()) != "{":
             return None
-        arguments = yield from self._literal("}", lambda text: gemma_arguments(text, GEMMA_QUOTE))
+        place, lenient = self._tools.arguments(name), self.lenient
+        arguments = yield from self._literal(
+            "}", lambda text: gemma_arguments(text, GEMMA_QUOTE, place, lenient=lenient)
+        )
         if arguments is None:
             return None
         return [Call(name, json.dumps(arguments, ensure_ascii=False))]

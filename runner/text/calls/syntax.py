@@ -1,4 +1,4 @@
-"""Calls that are not written in JSON: Python's syntax (LFM2, Llama 4) and Gemma 4's objects.
+"""Calls in Python's syntax (LFM2, Llama 4), and the base of readers of such syntax.
 
 Each character is read once. A quote ends a text only if what follows can follow a text, because
 templates do not escape texts between quotes.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 _MAX_DEPTH = 100
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ESCAPES = {
     "n": "\n",
     "t": "\t",
@@ -29,8 +29,6 @@ _ESCAPES = {
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _PLAIN = re.compile(r"[\w+\-.]+")  # one class of characters each: nothing to go back over
 _NAME = re.compile(r"[\w.\-/]+")
-_KEY = re.compile(r"[^:{}\[\],<>\"]+")
-_GEMMA_PLAIN = re.compile(r"[^,\[\]{}<>\"]+")
 _SPACE = re.compile(r"\s*")
 _TEXT = re.compile(r"[^\\'\"]+")
 
@@ -41,7 +39,7 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     Values are literals; also true, false and null are.
     """
     reader = _PythonReader(text)
-    return _whole(reader, reader.calls)
+    return whole(reader, reader.calls)
 
 
 def json_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
@@ -67,21 +65,11 @@ def json_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 def python_value(text: str) -> Any:
     """Return the value of a literal that JSON can express; None for anything else."""
     reader = _PythonReader(text)
-    return _whole(reader, lambda: reader.value(0))
+    return whole(reader, lambda: reader.value(0))
 
 
-def gemma_arguments(text: str, quote: str) -> dict[str, Any] | None:
-    """Return the object ``{key:1,other:[...]}`` whose texts are between two ``quote``.
-
-    None if it is not complete.
-    """
-    reader = _GemmaReader(text, quote)
-    value = _whole(reader, lambda: reader.value(0))
-    return value if isinstance(value, dict) else None
-
-
-def _whole(reader: "_Reader", read: Callable[[], Any]) -> Any:
-    """The result of ``read``, if it reads the whole text."""
+def whole(reader: "Reader", read: Callable[[], Any]) -> Any:
+    """Return the result of ``read`` if it reads the whole text, else None."""
     try:
         value = read()
         reader.skip()
@@ -90,7 +78,9 @@ def _whole(reader: "_Reader", read: Callable[[], Any]) -> Any:
     return value if reader.at == len(reader.text) else None
 
 
-class _Reader:
+class Reader:
+    """A position in a text, and what is read from there on; errors are ValueErrors."""
+
     def __init__(self, text: str):
         self.text, self.at = text, 0
 
@@ -133,13 +123,14 @@ class _Reader:
         """Read one value."""
         raise NotImplementedError
 
-    def _deeper(self, depth: int) -> int:
+    def deeper(self, depth: int) -> int:
+        """Return the depth of what is within this one."""
         if depth >= _MAX_DEPTH:
             raise ValueError("nested too deeply")
         return depth + 1
 
 
-class _PythonReader(_Reader):
+class _PythonReader(Reader):
     def calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Read a list of calls, or one call."""
         self.skip()
@@ -162,7 +153,7 @@ class _PythonReader(_Reader):
     def value(self, depth: int, in_call: bool = False) -> Any:
         """Read a literal."""
         self.skip()
-        inner = self._deeper(depth)
+        inner = self.deeper(depth)
         for opening, closing in ("[]", "()"):
             if self.took(opening):
                 return self.items(closing, lambda: self.value(inner))
@@ -171,7 +162,7 @@ class _PythonReader(_Reader):
         if self.text[self.at : self.at + 1] in ("'", '"'):
             return self._string(in_call)
         word = self.run(_PLAIN)
-        return _WORDS[word] if word in _WORDS else _number(word)
+        return WORDS[word] if word in WORDS else _number(word)
 
     def _member(self, depth: int) -> tuple[str, Any]:
         key = self.value(depth)
@@ -244,58 +235,12 @@ class _PythonReader(_Reader):
 
 def _number(word: str) -> Any:
     try:
-        value = json.loads(word.lstrip("+"), parse_constant=_refuse)
+        value = json.loads(word.lstrip("+"), parse_constant=refuse)
     except (ValueError, RecursionError):
         raise ValueError(f"{word[:40]} is no literal") from None
     return value
 
 
-def _refuse(constant: str) -> Any:
+def refuse(constant: str) -> Any:
+    """Raise ValueError for NaN and the infinities, which json.loads takes."""
     raise ValueError(f"{constant} is not JSON")
-
-
-class _GemmaReader(_Reader):
-    def __init__(self, text: str, quote: str):
-        super().__init__(text)
-        self._quote = quote
-
-    def value(self, depth: int) -> Any:
-        """Read one value."""
-        self.skip()
-        inner = self._deeper(depth)
-        if self.took("{"):
-            return dict(self.items("}", lambda: self._member(inner)))
-        if self.took("["):
-            return self.items("]", lambda: self.value(inner))
-        for quote in (self._quote, '"'):
-            if self.took(quote):
-                return self._string(quote)
-        plain = self.run(_GEMMA_PLAIN).strip()
-        try:
-            return json.loads(plain, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return _WORDS.get(plain, plain)
-
-    def _member(self, depth: int) -> tuple[str, Any]:
-        self.skip()
-        for quote in (self._quote, '"'):
-            if self.took(quote):
-                key = self._string(quote, ":")
-                break
-        else:
-            key = self.run(_KEY).strip()
-        self.skip()
-        if not key or not self.took(":"):
-            raise ValueError("no key")
-        return key, self.value(depth)
-
-    def _string(self, quote: str, followers: str = ",}]") -> str:
-        start = self.at
-        while True:
-            end = self.text.index(quote, self.at)
-            self.at = end + len(quote)
-            here = self.at
-            self.skip()
-            if self.at == len(self.text) or self.text[self.at] in followers:
-                self.at = here
-                return self.text[start:end]

@@ -85,6 +85,12 @@ class Place(NamedTuple):
                 return Place(self.root, rest)
         return Place(self.root, None)
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that the schema of an object names."""
+        named = (place.schema.get("properties") for place in self.branches())
+        return frozenset(key for found in named if isinstance(found, Mapping) for key in found)
+
     def item(self) -> "Place":
         """The schema of an item of a list; of None if it is not given."""
         items = (place.schema.get("items") for place in self.branches())
@@ -94,6 +100,12 @@ class Place(NamedTuple):
     def kinds(self) -> frozenset[str]:
         """The types that the schema allows; empty if it names none."""
         return _kinds(self)
+
+    def allows(self, value: Any) -> bool:
+        """Whether the type of ``value`` is one of the schema's, if it names any."""
+        kinds, kind = self.kinds, _kind(value)
+        is_whole = kind == "integer" or (kind == "number" and value.is_integer())
+        return not kinds or kind in kinds or (is_whole and bool(kinds & {"integer", "number"}))
 
     def typed(self, text: str, *, python: bool = False) -> str:
         """Return a value that is written without quotes as JSON: see `Tools.typed`."""

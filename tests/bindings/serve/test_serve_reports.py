@@ -302,3 +302,11 @@ def test_a_pattern_that_is_wrong_is_an_error_and_others_hold(client):
     wrong = ask("^(a$")
     assert wrong.status_code == 400
     assert "without its end" in wrong.json()["error"]["message"]
+
+
+def test_a_format_is_held_to_wherever_responses_have_it(client):
+    """lmstudio-ai/lmstudio-bug-tracker#2403: /v1/responses dropped `response_format`."""
+    kept = {"type": "json_schema", "json_schema": {"name": "side", "schema": SCHEMA}}
+    asked = {"input": "the hand", "response_format": kept, "max_output_tokens": 60}
+    (item,) = client.post("/v1/responses", json=asked | {"temperature": 0}).json()["output"]
+    assert json.loads(item["content"][0]["text"])["side"] in ("left", "right")
