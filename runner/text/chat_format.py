@@ -546,7 +546,7 @@ def _tagged(body: str, at: int) -> ToolFormat | None:
     """The marks around the arguments of a call whose name is at ``at``."""
     one, two = body.find("argOne", at), body.find("argTwo", at)
     value, other = body.find("VALx7", at), body.find("4711", at)
-    if min(one, two, value, other) < 0 or not at < one < value < two < other:
+    if not at < one < value < two < other:  # a missing one is at -1
         return None
     middle, second = body[one + 6 : value], body[two + 6 : other]
     gap = body[value + 5 : two]

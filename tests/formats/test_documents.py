@@ -55,6 +55,11 @@ def test_a_marked_section_of_any_kind_is_a_comment(mark):
     assert ">" not in mark or text.endswith("after")
 
 
+def test_an_end_without_a_start_changes_nothing_that_follows():
+    assert html_text("</pre><p>a   b</p><pre>c   d</pre><p>e   f") == "a b\n\nc   d\n\ne f"
+    assert html_text("</script>a</style><p>b") == "a\n\nb"
+
+
 @pytest.mark.parametrize("source", ["<p>a<p>b", "<title>a<p>b", "a<pre>b", "<h2>a<div>b", "a</p>b"])
 def test_html_that_is_not_closed_loses_nothing(source):
     assert [c for c in html_text(source) if c in "ab"] == ["a", "b"]
@@ -138,6 +143,7 @@ def test_the_pages_of_a_pdf_are_paragraphs():
     pytest.importorskip("pypdf")
     document = read_document("x.pdf", pdf("first page", "", "third"))
     assert (document.text, document.kind) == ("first page\n\nthird", "pdf")
+    assert document.pages == (0, 12, 12)  # an empty page has the offset of the next one
 
 
 def test_a_pdf_without_text_and_a_damaged_one_are_refused():

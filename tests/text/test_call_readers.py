@@ -740,3 +740,35 @@ def test_tokens_at_a_place_are_all_that_begin_there(texts, text):
         assert lookup.at(text, start) == expected
     data = TokenLookup((each.encode(), i) for i, each in enumerate(texts))
     assert data.at(text.encode(), 0) == lookup.at(text, 0)
+
+
+CODED = ToolFormat(
+    "tagged", ("<tool_call>", "<function="), ("</function>", "</tool_call>"),
+    ("<tool_call>", "<function="), middle=(">",),
+    argument=Argument("<parameter=", (">",), "</parameter>", margin="\n", end_margin="\n"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [1, None])
+def test_a_value_has_the_marks_of_its_own_end_where_the_outer_ones_come_later(step):
+    """Only the call's own first mark tells that outer marks will close it."""
+    within = "x\n</parameter>\n</function> y"
+    call = CODER.format(within)
+    text, ((_, name, arguments),) = read(CODED, f"<tool_call>\n{call}\n</tool_call>", step)
+    assert (text, name, arguments) == ("", "stop", {"a": within})
+    text, ((_, name, arguments),) = read(CODED, call, step)
+    assert (name, arguments) == ("stop", {"a": "x"})
+    assert text.startswith("y")
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n\t "])
+def test_white_space_stands_between_any_two_parts_of_a_call(space):
+    python = "[ f( a = 1 , b = [ ] , c = { } , d = ( 1 , 2 , ) , e = { 'k' : 3 } ) , g( ) ] "
+    assert syntax.python_calls(python.replace(" ", space)) == [
+        ("f", {"a": 1, "b": [], "c": {}, "d": [1, 2], "e": {"k": 3}}),
+        ("g", {}),
+    ]
+    gemma = "{ a : 1 , b : [ ] , c : { } , d : [ 1 , <q>x<q> , ] , <q>e<q> : <q> <q> } "
+    assert syntax.gemma_arguments(gemma.replace(" ", space), "<q>") == {
+        "a": 1, "b": [], "c": {}, "d": [1, "x"], "e": space
+    }  # fmt: skip

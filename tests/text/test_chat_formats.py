@@ -246,6 +246,18 @@ def test_calls_that_a_template_asks_for_and_does_not_show(source, style, mark):
         assert found.fields == (FLAT if style == "json" else {})
 
 
+def test_arguments_in_another_order_than_theirs_have_no_marks_to_read():
+    """The names stand after their values, or the second before the first."""
+    after = calls("<f={{ f.name }}>" + EACH + "<v>" + VALUE + "</v><k>{{ k }}</k>{% endfor %}</f>")
+    back = calls(
+        "<f={{ f.name }}>{% for k, v in (a.items() | list | reverse) %}<k={{ k }}>" + VALUE
+        + "</k>{% endfor %}</f>"
+    )  # fmt: skip
+    for body in (after, back):
+        found = ChatFormat.of(ChatTemplate(chat(body))).tools
+        assert found is None or found.style != "tagged"
+
+
 @pytest.mark.parametrize(
     ("body", "wrappers"),
     [

@@ -111,6 +111,7 @@ def test_plamo_takes_the_best_cut_and_bytes_for_the_rest():
     assert t.encode("\ufeffaé") == [1, 4 + 0xC3, 4 + 0xA9]
     with pytest.raises(TokenizerError, match="all 256"):
         tokenizer_for(make_vocab("plamo2", tokens[:-1], scores=scores[:-1]))
+    assert tokenizer_for(make_vocab("plamo2", tokens)).encode("ab") == [3]  # without scores, too
 
 
 def test_dna_is_read_six_letters_at_a_time():

@@ -135,6 +135,10 @@ def test_control_tokens_are_read_in_some_parts_of_a_text_only():
     assert t.encode_parts([("<", True), ("c", False), (">", True)]) == [half, ord(">")]
     assert t.encode_parts([("<", True), ("c>", True)]) == [c]
     assert t.encode_parts([("xa", True), ("b", False)])[1:] == [ab]  # borders part no words
+    assert t.encode_parts([("a", True), ("xx<c>", False)]) == [ord("a"), *b"xx", half, ord(">")]
+    assert t.encode_parts([("xx", False), ("<c>", True), ("y<c>", False), ("<c>", True)]) == [
+        *b"xx", c, ord("y"), half, ord(">"), c
+    ]  # fmt: skip
     assert t.encode_parts([]) == []
     assert t.has_special("a<c>")
     assert not t.has_special("a<u>")
