@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from serving import local_server
@@ -93,7 +94,12 @@ def test_what_failed_is_asked_again_where_that_is_asked_for(tmp_path):
 
 
 def test_what_failed_for_no_reason_of_its_own_is_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(offline, "PAUSE", 0)
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(offline, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
 
     def lost(n):
         if n == 1:
@@ -102,12 +108,15 @@ def test_what_failed_for_no_reason_of_its_own_is_tried_again(tmp_path, monkeypat
 
     found, (row,) = asked(line("a", prompt="x"), tmp_path / "out", lost)
     assert (len(found), row["response"]["status_code"]) == (3, 200)
+    assert pauses == [offline.PAUSE] * 2
+    assert offline.PAUSE >= 0.5  # seconds in which a node comes back
 
     def always(n):
         raise Lost("its node")
 
     found, (row,) = asked(line("a", prompt="x"), tmp_path / "other", always)
     assert (len(found), row["response"]["status_code"]) == (offline.TRIES, 503)
+    assert len(pauses) == 2 + offline.TRIES - 1  # none after the last time
 
 
 def test_prompts_that_begin_equally_follow_each_other(tmp_path):

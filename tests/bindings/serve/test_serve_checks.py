@@ -15,8 +15,11 @@ from types import SimpleNamespace
 
 import h11
 import pytest
+import uvicorn
 from starlette.requests import ClientDisconnect, Request
+from uvicorn.server import ServerState
 
+from tamis.bindings.serve import helpers
 from tamis.bindings.serve.api import document
 from tamis.bindings.serve.body import (
     SMALL,
@@ -28,7 +31,7 @@ from tamis.bindings.serve.body import (
     small_fields,
     writable,
 )
-from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.errors import ApiError, costly
 from tamis.bindings.serve.http import app, helper, listen
 from tamis.bindings.serve.http.app import Settings, received
 from tamis.bindings.serve.wire import CHOICE, TOKEN, Config, Frames, Kind, frame
@@ -653,6 +656,42 @@ def test_chunks_are_free_up_to_their_number_and_then_by_their_bytes():
     assert chunks(4000, 256) == 4000
 
 
+@pytest.mark.parametrize(
+    ("sent", "is_right"),
+    [
+        (b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 1003, True),
+        (b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 1004, False),
+        (b"X: " + b"a" * listen.MOST_HEAD, False),
+    ],
+)
+def test_a_connection_holds_to_the_limits_of_chunks_and_heads(sent, is_right):
+    """What the parser alone does is of no use unless a connection has it."""
+    written = []
+
+    async def app(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def run():
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        config.load()
+        config.h11_max_incomplete_event_size = 1 << 30
+        gate = listen._Gate(listen.Connections(), lambda line: None)
+        made = listen._Connection(
+            gate, "1.2.3.4", config=config, server_state=ServerState(), app_state={}
+        )
+        names = {"peername": ("1.2.3.4", 5), "sockname": ("1.2.3.4", 6)}
+        transport = SimpleNamespace(get_extra_info=names.get, write=written.append)
+        for name in ("abort", "close", "is_closing", "pause_reading", "resume_reading"):
+            setattr(transport, name, lambda: False)
+        made.connection_made(transport)
+        made.data_received(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + sent)
+        made.connection_lost(None)
+
+    asyncio.run(run())
+    assert b"".join(written).startswith(b"" if is_right else b"HTTP/1.1 400 ")
+    assert bool(written) is not is_right
+
+
 def test_each_request_of_a_connection_has_chunks_of_its_own():
     parser = listen._Parser(h11.SERVER, listen.MOST_HEAD)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -1127,3 +1166,22 @@ def test_an_address_that_is_taken_is_an_error():
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             listen.serve(Program(), "127.0.0.1", port, **how)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "how", "found"),
+    [
+        (Kind.ENDED, bytes([signal.SIGSEGV]), {}, (400, "ended its process by signal 11")),
+        (Kind.ENDED, bytes([signal.SIGXCPU]), {}, (400, "took more than 7 s")),
+        (Kind.ENDED, b"\0", {}, (503, "its process has ended")),
+        (Kind.ENDED, b"", {}, (503, "its process has ended")),
+        (Kind.MASK, bytes([signal.SIGSEGV]), {}, (503, "its process has ended")),
+        (Kind.MASK, bytes([signal.SIGXCPU]), {}, (503, "its process has ended")),
+        (Kind.ENDED, bytes([signal.SIGXCPU]), {"closed": True}, (503, "is stopping")),
+        (Kind.ERROR, ApiError(418, "why").packed(), {"closed": True}, (418, "why")),
+    ],
+)
+def test_what_the_end_of_a_helper_says_to_the_client(kind, data, how, found):
+    mine = SimpleNamespace(_closed=how.get("closed", False))
+    error = helpers.Helpers._error(mine, kind, data, costly(7))
+    assert (error.status, found[1] in str(error)) == (found[0], True)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from serving import N_CTX, forms, reader
@@ -498,3 +499,28 @@ def test_items_are_messages_with_their_tools_and_what_is_left_out_named():
         "reasoning_effort": "low", "odd": 1,
         "tool_choice": {"type": "function", "function": {"name": "local_shell"}},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ended", "word", "own", "found"),
+    [
+        ("stop", "END", (), ("stop_sequence", "END")),
+        ("stop", "<|end|>", ("<|end|>",), ("end_turn", None)),  # the template's own
+        ("stop", None, (), ("end_turn", None)),
+        ("length", "END", (), ("max_tokens", None)),
+        ("tool_calls", "END", (), ("tool_use", None)),
+        (None, None, (), ("end_turn", None)),
+    ],
+)
+@pytest.mark.parametrize(("tool", "required"), [(None, False), ("f", False), (None, True)])
+def test_why_an_answer_ended_in_anthropics_words(ended, word, own, found, tool, required):
+    def finish(reason, *, must):
+        assert must is (tool is not None or required)
+        return reason
+
+    reply = SimpleNamespace(
+        task=SimpleNamespace(wanted=SimpleNamespace(tool=tool, required=required)),
+        about=SimpleNamespace(format=lambda: SimpleNamespace(stop=own)),
+        _parser=SimpleNamespace(finish=finish),
+    )
+    assert anthropic.Messages._reason(reply, Piece("", [], ended, word=word)) == found
