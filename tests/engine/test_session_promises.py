@@ -1,6 +1,8 @@
 """What sessions refuse, and numbers that come beside an answer's text."""
 
 import inspect
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +11,12 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.engine.adapters import scales
 from tamis.engine.drafting import Drafting, ModelDraft
 from tamis.engine.engine import Engine
+from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.sampling.chain import SamplerParams
 
 IDS = [5, 9, 30, 12]
+ENOUGH = ops.FEW_ROWS + 1  # rows that are multiplied as a prompt's are
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +125,67 @@ def test_recall_changes_no_key(engine, attn):
 def test_what_is_not_given_is_what_the_reference_says(call, defaults):
     given = inspect.signature(call).parameters.values()
     assert {p.name: p.default for p in given if p.default is not p.empty} == defaults
+
+
+def test_loading_tells_its_steps_up_to_the_last(tmp_path):
+    found = []
+    path = write_tiny_model(tmp_path / "m.gguf", TinySpec())
+    with Engine.load(path, n_threads=1, progress=lambda *step: found.append(step)):
+        pass
+    assert [step for step in found if step[0] == "load"] == [("load", i, 3) for i in range(4)]
+
+
+def test_closing_an_engine_closes_each_of_its_devices_once():
+    closed, order = [], []
+    place = [
+        SimpleNamespace(
+            backend=SimpleNamespace(close=lambda i=i: closed.append(("backend", i))),
+            host=SimpleNamespace(close=lambda i=i: closed.append(("host", i))) if i else None,
+        )
+        for i in range(2)
+    ]
+    engine = SimpleNamespace(
+        loaded=SimpleNamespace(closed=threading.Event()),
+        _filling=SimpleNamespace(stop=lambda: order.append(list(closed))),
+        places=place,
+    )
+    for _ in range(2):
+        Engine.close(engine)
+    assert closed == [("backend", 0), ("backend", 1), ("host", 1)]
+    assert order == [[]]  # what fills tables in the background has ended before, and once
+    assert engine.loaded.closed.is_set()
+
+
+def read_again(session, monkeypatch):
+    """The tokens that each prefill of a session's graph has, from now on."""
+    found, prefill = [], session._forward.prefill
+
+    def noted(chunk, at, *rest, **how):
+        found.append((at, len(chunk)))
+        return prefill(chunk, at, *rest, **how)
+
+    monkeypatch.setattr(session._forward, "prefill", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attn", "n", "again"),
+    [
+        ("dense", 70, []),
+        ("snapkv:budget=40,window=8,sink=4", 70, [(70 - ENOUGH, ENOUGH)]),
+        ("snapkv:budget=40,window=8,sink=4", 5, [(0, 5)]),
+    ],
+)
+def test_pages_that_come_have_the_last_tokens_read_again_where_a_method_learns_from_queries(
+    engine, monkeypatch, attn, n, again
+):
+    ids = [5 + i % 50 for i in range(n)]
+    with engine.session(n_ctx=256, attn=attn) as session:
+        session.prefill(ids)
+        pages = list(session.pages(0, -(-n // PAGE)))
+        expected = session.decode(7).copy()
+        session.truncate(0)
+        found = read_again(session, monkeypatch)
+        session.append_pages(ids, pages)
+        assert found == again
+        np.testing.assert_allclose(session.decode(7), expected, rtol=0, atol=2e-2)
