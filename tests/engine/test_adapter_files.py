@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tamis.engine.adapters import AdapterError, ControlVector, Lora, _Deltas
+from tamis.engine.adapters import AdapterError, ControlVector, Lora, Pair, _Deltas
 from tamis.jit_kernels.contract.types import QTensor
 
 ONES = np.ones((4, 4), np.float32)
@@ -72,7 +72,8 @@ def matrices(**whole):
     """Tensors of a layer, by the names that the file has for them."""
     data = QTensor(np.zeros(4, np.uint8), "F32", 1, 1)
     return {
-        name: SimpleNamespace(data=data, whole=f"blk.0.{of}.weight") for name, of in whole.items()
+        name: SimpleNamespace(data=data, whole=f"blk.0.{of}.weight", label=name, name=name)
+        for name, of in whole.items()
     }
 
 
@@ -104,3 +105,17 @@ def test_an_adapter_is_of_the_matrices_that_the_file_has(layer, name, found):
         deltas._of(lora, "output")  # it is the table of tokens
     weights.output.whole = "output.weight"
     assert deltas._of(lora, "output") == (None, [weights.output])
+
+
+def test_rows_of_a_fused_matrix_are_those_of_its_parts_in_order():
+    parts = "attn_q", "attn_k", "attn_v"
+    layer = matrices(**dict.fromkeys(parts, "attn_qkv"))
+    weights = SimpleNamespace(output=SimpleNamespace(whole="token_embd.weight"), blk=[layer])
+    deltas, lora = _Deltas(SimpleNamespace(weights=weights)), Lora("a.gguf", "llama", 0.0, {}, {})
+    a, b = np.float32([[5]]), np.float32([[1], [2], [3]])
+    deltas.add(lora, "blk.0.attn_qkv", Pair(a, b), 2.0)
+    found = {key: [(p.a.tolist(), p.b.tolist()) for p in of] for key, of in deltas._pairs.items()}
+    assert found == {(0, part): [([[5]], [[2 * i + 2]])] for i, part in enumerate(parts)}
+    assert deltas.names == dict.fromkeys(parts, lora)
+    with pytest.raises(AdapterError, match=r"is adapted as \[2, 1\], the model has \[3, 1\]"):
+        deltas.add(lora, "blk.0.attn_qkv", Pair(a, b[:2]), 2.0)

@@ -109,7 +109,7 @@ def test_ram_has_room_for_what_a_gpu_reads_beside_what_is_its_own(monkeypatch, o
 
 
 def test_the_plan_of_two_devices_fits_where_each_part_does():
-    """What is free is told in proportion to the fuller one: 6 of 5 there."""
+    """What is free is in proportion to the fuller one, which has 6 bytes for 5."""
     parts = {"gpu": MemoryPlan(10, 3, 2, 6, host=7), "cpu": MemoryPlan(20, 4, 1, 50, disk=8)}
     assert total(parts) == MemoryPlan(30, 7, 3, 12, disk=8, host=7)
     parts["gpu"] = parts["gpu"]._replace(available=4)
