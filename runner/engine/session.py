@@ -34,7 +34,7 @@ from tamis.kv.cache import KVCache, KVCounts
 from tamis.kv.composite import CompositeKV
 from tamis.kv.convert import all_finite, as_float32, as_rows
 from tamis.kv.recurrent import RecurrentStates
-from tamis.kv.rerotate import Pairs, close_up
+from tamis.kv.rerotate import Pairs, close_up, move_together
 from tamis.kv.types import KVOptions, KVTypes
 from tamis.model.hparams import HParams
 from tamis.model.key_basis import KeyBasis
@@ -478,6 +478,80 @@ class Session(Generating):
             raise
         self._kv.truncate(self.n_past)
 
+    def check_compressible(self) -> None:
+        """Raise ValueError if `compact` does not work for this model or session."""
+        model, why = self._loaded.model, ""
+        if model.has_score_mod or model.arch.is_encoder:
+            why = "a model that caps or biases scores, or embeds texts"
+        elif self.has_states or len(self._loaded.hp.kinds) > 1 or self._loaded.hp.latent.n_latent:
+            why = "a model with recurrent layers, latent attention or heads of several shapes"
+        elif self.kv_ram is not None or self.kv_vram is not None:
+            why = "a KV cache in a file, or in RAM behind a GPU"
+        elif any(stage.state.n_recall for stage in self._stages):
+            why = "an attention method that learns from the last queries of a prompt"
+        if why:
+            raise ValueError(f"the KV cache cannot be compressed: this is {why}")
+
+    def compact(self, kept: Sequence[np.ndarray | None], n_kept: int) -> None:
+        """Keep n_kept positions of each KV head, moved together to the first positions.
+
+        kept: int64 [n_head_kv, n_kept] of each layer with a KV cache, ascending; None: the last
+        ones. Keys are re-rotated by as many positions as are gone: the distances to later tokens
+        stay. `tokens` become the last ones; see `rename`. A call that fails changes nothing. Raises
+        ValueError, MemoryError.
+        """
+        self.check_compressible()
+        before, model = self._tokens, self._loaded.model
+        n_token = len(before)
+        self._kv.reserve(0, n_token)  # copies pages that others hold, too
+        self._fetch_kv()
+        undo = self._kv.pages_from(0)
+        try:
+            for i, layer in enumerate(model.kv_layers):
+                inv_freq = model.frequencies(layer).inv_freq
+                pairs = Pairs(inv_freq, model.arch.neox, self._bases.get(layer))
+                move_together(self._kv, i, n_token, kept[i], n_kept, pairs)
+            self._send_kv()
+            self._tokens = before[n_token - n_kept :]
+            self._drop(0)
+        except BaseException:
+            self._tokens = before
+            self._kv.put_back(0, undo)
+            self._send_kv()
+            self._drop(0)
+            raise
+        self._kv.truncate(n_kept)
+
+    def rename(self, tokens: Sequence[int]) -> None:
+        """Call what it holds by other tokens, as many; numbers below 0 are those of no text."""
+        assert len(tokens) == self.n_past
+        self._tokens = list(tokens)
+
+    def keys(self, layer: int, first: int, end: int) -> np.ndarray:
+        """Keys of a layer as they are stored, f32 [end - first, n_head_kv, head_dim].
+
+        layer: counted over those with a KV cache. With the queries of `noted_queries` they make
+        the same scores as in attention.
+        """
+        self._fetch_kv()
+        page = first // PAGE
+        k, _ = self._kv.read(layer, end, page)
+        return as_float32(k[first - page * PAGE :])
+
+    def noted_queries(self, layer: int, first: int, end: int) -> np.ndarray:
+        """The queries of positions first .. end - 1, which a LastPrompt method has noted.
+
+        f32 [end - first, n_head, head_dim].
+        """
+        (stage,) = [stage for stage in self._stages if layer in stage.layers]
+        noted = stage.state.noted_queries()
+        assert noted is not None, "the session was opened with a method that notes no queries"
+        fields = noted.of(layer)
+        stage.backend.fetch(fields["past"], fields["past_pos"])
+        at = np.arange(first, end) % fields["n_past"]
+        assert (fields["past_pos"][at] == np.arange(first, end)).all(), "queries that are gone"
+        return fields["past"][at]
+
     def _drop(self, n_tokens: int) -> None:
         """Make the methods drop their state of positions from n_tokens on."""
         for stage in self._stages:
@@ -597,6 +671,10 @@ class Session(Generating):
         if n == 0:
             return
         first = self.n_past - n
+        if min(self._tokens[first:]) < 0:
+            raise ValueError(
+                "the method learns from the last tokens, which are compressed: take another one"
+            )
         if self._states.shapes:
             first = self._states.go_back(first)
             self._send_states()
@@ -693,7 +771,8 @@ class Session(Generating):
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise saved.error("has no list of token ids")
         self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
-        if wrong := [token for token in tokens if not 0 <= token < hp.n_vocab]:
+        # Tokens below 0 are those of a compressed text: see engine/compressing.py.
+        if wrong := [token for token in tokens if not -1 << 31 <= token < hp.n_vocab]:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
         # Files from before types could be chosen have none.
         if not isinstance(kv, list | KVTypes) or len(kv) != 2:

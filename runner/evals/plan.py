@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tamis.evals.own_data import DataSet
     from tamis.model.hparams import RopeScaling
     from tamis.select.base import Selector
+    from tamis.select.kvzip import KVzip
 
 GENERATION = 1  # increased when a task's prompts or a score change: older results are then separate
 
@@ -30,7 +31,7 @@ class Given:
 
     label: str
     identity: str
-    method: "Selector" = field(compare=False)
+    method: "Selector | KVzip" = field(compare=False)
 
 
 Method = str | Given  # a text as in select.notation, or an object

@@ -12,6 +12,7 @@ from tamis.evals.plan import TEXT, Cell, Given, Job, Method, Settings
 from tamis.evals.store import Store
 from tamis.evals.tasks import tasks
 from tamis.evals.tasks.base import check_room
+from tamis.select.kvzip import KVzip
 from tamis.select.notation import DENSE
 
 if TYPE_CHECKING:
@@ -104,18 +105,30 @@ class Evaluation:
                 session.copy(base)
             row = {**cell.settings, "label": label(cell), **spent}
             row |= {"read": 1.0} if cell.attn == DENSE else {}
+            row |= self._compressed(session, cell.attn)
             row |= subject.measure(session)
             if session.mass is not None:
                 row["estimate"] = session.mass.rounded()
             base.truncate(subject.n_shared)
             yield self.store.add(cell.key, row)
 
+    def _compressed(self, session: "Session", attn: Method) -> dict[str, Any]:
+        """Compress what a session holds if its method says so; what a result tells of that."""
+        if not isinstance(attn, Given) or not isinstance(attn.method, KVzip):
+            return {}
+        from tamis.engine.compressing import compress
+
+        start, n = time.perf_counter(), session.n_past
+        n_kept = compress(self.engine, session, attn.method, partial(self.progress, "compressing"))
+        return {"read": n_kept / n, "compress_s": round(time.perf_counter() - start, 3)}
+
     def _session(self, n_ctx: int, attn: Method, prefill: str) -> "Session":
+        method = attn.method if isinstance(attn, Given) else attn
         return self.engine.session(
             n_ctx=n_ctx,
-            attn=attn.method if isinstance(attn, Given) else attn,
+            attn=DENSE if isinstance(method, KVzip) else method,
             prefill=prefill,
-            audit=0 if attn == DENSE else self.settings.audit,
+            audit=0 if attn == DENSE or isinstance(method, KVzip) else self.settings.audit,
             type_k=self.settings.type_k,
             type_v=self.settings.type_v,
             progress=self.progress,

@@ -44,6 +44,29 @@ def close_up(kv: KVCache, layer: int, n_tokens: int, gone: range, pairs: Pairs) 
     kv.write(layer, k, np.concatenate([v[:first], v[end:]]), page)
 
 
+def move_together(
+    kv: KVCache,
+    layer: int,
+    n_tokens: int,
+    kept: np.ndarray | None,
+    n_kept: int,
+    pairs: Pairs,
+) -> None:
+    """Move n_kept positions of each KV head of a layer to the first ones.
+
+    kept int64 [n_head_kv, n_kept], ascending; None: the last ones. Keys are re-rotated by the
+    n_tokens - n_kept positions that are gone, so that distances to tokens that follow stay. The
+    content beyond the first n_kept is undefined. Raises KVFileError.
+    """
+    k, v = kv.read(layer, n_tokens)
+    n_head = k.shape[1]
+    if kept is None:
+        kept = np.tile(np.arange(n_tokens - n_kept, n_tokens), (n_head, 1))
+    rows, heads = kept.T, np.arange(n_head)  # [n_kept, n_head_kv]
+    moved = pairs.moved(k[rows, heads], n_kept - n_tokens, kv.types.k)
+    kv.write(layer, moved, v[rows, heads])
+
+
 def rerotated(x: np.ndarray, inv_freq: np.ndarray, by: int, *, neox: bool) -> np.ndarray:
     """Copies of rows that RoPE has rotated, rotated by further `by` positions.
 

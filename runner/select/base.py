@@ -322,6 +322,10 @@ class SelectorState:
         """
         return []
 
+    def noted_queries(self) -> "LastQueries | None":
+        """The queries that it notes for others to read; by default none."""
+        return None
+
     @property
     def chooses(self) -> bool:
         """Whether decode attention may read less than everything."""
@@ -639,6 +643,9 @@ class _PerRoleState(SelectorState):
 
     def prompt_phase(self, pos: int) -> str:
         return self._for_prefill.prompt_phase(pos)
+
+    def noted_queries(self) -> LastQueries | None:
+        return self._for_prefill.noted_queries()
 
     @property
     def chooses(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tamis.engine.errors import ContextError
 from tamis.model.hparams import RopeScaling
 from tamis.sampling.chain import SamplerParams
+from tamis.select.kvzip import KVzip
 from tamis.select.notation import prefill_for
 from tamis.summary.prompts import Task
 
@@ -34,6 +35,7 @@ class Settings:
     n_session: the number of sessions that share the memory. cite: summaries have sources. audit:
     the sources of an answer have the attention of its tokens to them. rope: the engine's
     scaling of positions if it is not the model's own, by whose factor the trained context grows.
+    zip: how the KV cache that is kept of a text is compressed; None: it is not.
     """
 
     task: Task = field(default_factory=Task)
@@ -51,6 +53,7 @@ class Settings:
     cite: bool = False
     audit: bool = False
     rope: RopeScaling | None = None
+    zip: KVzip | None = None
 
 
 @dataclass(frozen=True, slots=True)

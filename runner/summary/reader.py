@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tamis.engine.compressing import compress, stand_ins
 from tamis.engine.drafting import DRAFT_MAX, Drafting
 from tamis.engine.ngram_draft import NGrams, with_ngrams
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
+from tamis.select.kvzip import KVzip
 from tamis.summary.attention import Attention, attention, positions
 from tamis.summary.cache import Cache, key_of, model_digest
 from tamis.summary.meter import Work, WorkMeter
@@ -90,15 +92,22 @@ class Reader:
                 f"{plan.n_ctx}: raise n_ctx"
             )
         session = self._open(plan, watch)
-        n_kept = self._recall(session, plan, text, ids)
+        zip = self._settings.zip if keep else None
+        n_text = shared(ids, self._engine.encode_chat(message(text, ""))) if keep else 0
+        n_kept = 0 if zip is None else self._recall_zipped(session, plan, text, ids[:n_text], zip)
+        if zipped := n_kept > 0:
+            zip = None  # it is done
+        else:
+            n_kept = self._recall(session, plan, text, ids)
         watch.meter.begin(watch.name, Work(len(ids), n_answer, at=n_kept))
-        n_text = n_kept
-        if keep:
-            n_text = max(n_kept, shared(ids, self._engine.encode_chat(message(text, ""))))
+        n_text = max(n_kept, n_text)
+        if keep and not zipped:
             if 0 < n_kept < n_text:
                 watch.say(f"{watch.name}: {n_kept} of {n_text} tokens were read before")
             while session.n_past < n_text:
                 self._read(session, plan, text, ids[session.n_past : n_text], watch)
+        if zip is not None:
+            self._compress(session, plan, text, zip, watch)
         pieces = []
         draft = with_ngrams(None, session, NGrams(), DRAFT_MAX)
         writer = session if draft is None else Drafting(session, draft)
@@ -218,14 +227,43 @@ class Reader:
         session.truncate(min(shared(ids, session.tokens), len(ids) - 1))
         return session.n_past
 
+    def _recall_zipped(
+        self, session: Session, plan: Plan, text: str, ids: Sequence[int], zip: KVzip
+    ) -> int:
+        """Load the compressed KV cache of a text's tokens `ids`; returns their number, or 0."""
+        assert self._cache is not None
+        key = self._state_key(plan, text, zip)
+        if (path := self._cache.state(key)) is None:
+            return 0
+        try:
+            session.load(path)
+        except (FileNotFoundError, SessionFileError):
+            self._cache.drop_state(key)
+            return 0
+        if session.tokens == stand_ins(ids, zip):
+            return len(ids)
+        session.truncate(0)  # the text's last tokens depend on what follows them
+        return 0
+
+    def _compress(self, session: Session, plan: Plan, text: str, zip: KVzip, watch: Watch) -> None:
+        """Compress what was read of a text, and keep that in place of it."""
+        assert self._cache is not None
+        n = session.n_past
+        n_kept = compress(self._engine, session, zip, lambda done, total: watch.check())
+        watch.say(f"{watch.name}: {n_kept} of {n} positions are kept of its KV cache")
+        n_bytes = plan.n_bytes * n_kept // plan.n_ctx
+        self._cache.keep_state(self._state_key(plan, text, zip), n_bytes, session.save)
+        self._cache.drop_state(self._state_key(plan, text))
+
     def _keep(self, session: Session, plan: Plan, text: str) -> None:
         assert self._cache is not None
         n_bytes = plan.n_bytes * session.n_past // plan.n_ctx
         self._cache.keep_state(self._state_key(plan, text), n_bytes, session.save)
 
-    def _state_key(self, plan: Plan, text: str) -> str:
+    def _state_key(self, plan: Plan, text: str, zip: KVzip | None = None) -> str:
         """The key of everything a KV cache depends on, except tokens, which are compared."""
         how = [plan.prefill, plan.type_k, plan.type_v, repr(self._engine.hp.rope_scaling)]
+        how += [] if zip is None else [repr(zip)]
         return key_of("state", self._model, how, text)
 
     def _answer_key(self, plan: Plan, text: str, task: str) -> str | None:
@@ -236,6 +274,7 @@ class Reader:
         own = self._settings
         made_by = [__version__, self._model, own.attn, own.min_mass, plan.prefill]
         kv = [plan.type_k, plan.type_v, repr(self._engine.hp.rope_scaling)]
+        kv += [] if own.zip is None else [repr(own.zip)]
         return key_of("answer", made_by, kv, repr(params), own.task.n_token, task, text)
 
     def _told(self, watch: Watch, n_past: int) -> Callable[[int, int], None]:

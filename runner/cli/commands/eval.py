@@ -167,7 +167,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
         lengths=tuple(dict.fromkeys(arguments.length)),
         samples=arguments.samples or (0 if data else N_SAMPLE),
         data=data,
-        attn=tuple(arguments.attn or ()),
+        attn=tuple(map(_method, arguments.attn or ())),
         prefill=tuple(arguments.prefill or ("dense",)),
         seed=arguments.seed,
         fair=arguments.fair,
@@ -179,8 +179,22 @@ def _settings(arguments: argparse.Namespace) -> Any:
         rope=common.rope_scaling(arguments),
     )
     for prefill, attn in settings.pairs():
-        common.check_methods(str(attn), prefill)
+        common.check_methods(attn if isinstance(attn, str) else "dense", prefill)
     return settings
+
+
+def _method(word: str) -> Any:
+    """A method of --attn; kvzip compresses before the first step. Raises UsageError."""
+    from tamis.evals.plan import Given
+    from tamis.select.kvzip import NAME, KVzip
+
+    if word.partition(":")[0] != NAME:
+        return word
+    try:
+        how = KVzip.parse(word)
+    except ValueError as error:
+        raise UsageError(f"--attn: {error}") from error
+    return Given(word, repr(how), how)
 
 
 def _chosen(words: Sequence[str]) -> tuple[str, ...]:

@@ -124,6 +124,14 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="neither use nor store anything in the cache folder",
     )
+    parser.add_argument(
+        "--kv-keep",
+        type=_kvzip,
+        metavar="SHARE",
+        help="compress the KV cache that is kept of a text to this share of its positions, such as "
+        "0.33, by KVzip: the text is read twice, further questions read less (default: all is "
+        "kept)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -209,6 +217,16 @@ def _gigabytes(text: str) -> int:
     return int(value * 1e9)
 
 
+def _kvzip(text: str) -> Any:
+    """The compression of an argument: a share, or kvzip:keep=SHARE and more."""
+    from tamis.select.kvzip import KVzip
+
+    try:
+        return KVzip.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
     """The settings of the flags. Raises UsageError before anything is loaded."""
     from tamis.summary.plan import Settings
@@ -222,6 +240,8 @@ def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
         raise UsageError("--audit is of the passages of an answer: give --ask QUESTION")
     if not hasattr(arguments, "temp"):
         arguments.temp = 0.0
+    if arguments.kv_keep is not None and arguments.no_cache:
+        raise UsageError("--kv-keep is of what the cache keeps: leave out --no-cache")
     prefill = "dense" if arguments.prefill == "auto" else arguments.prefill
     common.check_methods(arguments.attn, prefill)
     return Settings(
@@ -240,6 +260,7 @@ def settings_of(arguments: argparse.Namespace, n_session: int) -> Any:
         cite=arguments.cite,
         audit=audits,
         rope=common.rope_scaling(arguments),
+        zip=arguments.kv_keep,
     )
 
 
