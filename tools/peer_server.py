@@ -24,8 +24,8 @@ STAND_INS = (
 _AS_THEY_ARE = {
     "--port", "--host", "--api-key", "--alias", "--tags", "--metrics", "--no-slots",
     "--pooling", "--reranking", "--slot-save-path", "--lora", "-ctk", "-ctv", "--models-max",
-    "--no-models-autoload", "--chat-template", "--chat-template-file", "--threads",
-    "--cors-origins", "--context-shift", "--sleep-idle-seconds", "--ssl-cert-file",
+    "--models-preset", "--no-models-autoload", "--chat-template", "--chat-template-file",
+    "--threads", "--cors-origins", "--context-shift", "--sleep-idle-seconds", "--ssl-cert-file",
     "--ssl-key-file", "--api-prefix",
 }  # fmt: skip
 _RENAMED = {

@@ -41,6 +41,10 @@ class Offer(NamedTuple):
     path: str
     n_byte: int  # of its files
     modified: float  # seconds since 1970
+    aliases: tuple[str, ...] = ()  # other names that requests may use
+    tags: tuple[str, ...] = ()  # words about it that lists show
+    args: tuple[str, ...] = ()  # its own settings; a model with other ones is loaded anew
+    hidden: bool = False  # whether lists leave it out
 
 
 class Served(Protocol):
@@ -62,6 +66,9 @@ class Source(Protocol):
 
     def offers(self) -> list[Offer]:
         """All models of the source."""
+
+    def reload(self) -> None:
+        """Read the source's list of models anew. Raises UsageError; the list then stays."""
 
     def start(self, offer: Offer) -> Supervisor:
         """Begin to load a model."""
@@ -121,12 +128,15 @@ class Models:
         """
         self._source, self._keep, self._n_byte = source, keep, n_byte
         self.n_model, self.autoload = n_model, autoload
+        # Is called with the name and the new state of a model.
+        self.changed: Callable[[str, str], None] = lambda name, state: None
         self._n_queue, self._log = n_queue, log
-        self._running: dict[str, Running] = {}  # by path
+        self._running: dict[str, Running] = {}  # by name
+        self.failed: set[str] = set()  # names of models whose last load failed
         self._requests: list[_Request] = []  # requests that wait for a model
         self._loading: asyncio.Task[None] | None = None
-        self._sizes: dict[str, int] = {}  # bytes of models that were loaded before, by path
-        self._tight: set[str] = set()  # paths that lacked memory, until another model is unloaded
+        self._sizes: dict[str, int] = {}  # bytes of models that were loaded before, by name
+        self._tight: set[str] = set()  # names that lacked memory, until another model is unloaded
         self._leaving: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -143,7 +153,7 @@ class Models:
     @property
     def paths(self) -> list[str]:
         """The files of all models with a process, also of those being loaded or unloaded."""
-        return list(self._running)
+        return [one.offer.path for one in self._running.values()]
 
     @property
     def stopped(self) -> bool:
@@ -177,19 +187,32 @@ class Models:
         one = Running(offer, worker, self._keep, served)
         assert worker.loaded is not None
         one.n_byte, one.used = worker.loaded.n_byte, time.monotonic()
-        self._running[offer.path] = one
+        self._running[offer.name] = one
 
-    def state(self, path: str) -> str:
+    def state(self, name: str) -> str:
         """The state of a model in llama.cpp's words, such as "loaded"."""
-        one = self._running.get(path)
+        one = self._running.get(name)
         if one is None or one.leaving:
-            asked = any(request.offer.path == path for request in self._requests)
+            asked = any(request.offer.name == name for request in self._requests)
             return "loading" if asked else "unloaded"
         return "loading" if one.served is None else "loaded"
 
     async def offers(self) -> list[Offer]:
         """All models of the source."""
         return await asyncio.to_thread(self._source.offers)
+
+    async def reload(self) -> None:
+        """Read the list of models anew, and unload those that are gone from it or have changed.
+
+        Raises UsageError; the list then stays.
+        """
+        await asyncio.to_thread(self._source.reload)
+        offers = {offer.name: offer for offer in await self.offers()}
+        for name, one in self._running.items():
+            found = offers.get(name)
+            if found is None or (found.path, found.args) != (one.offer.path, one.offer.args):
+                one.keep = 0
+        self._turn()
 
     def text(self, offer: Offer) -> TextModel:
         """The vocabulary and template of a model, loaded or not; reads its file, in any thread.
@@ -210,12 +233,15 @@ class Models:
 
         self._wait(offer).found.add_done_callback(loaded)
 
-    async def take(self, offer: Offer, keep: float | None = None) -> Running:
+    async def take(
+        self, offer: Offer, keep: float | None = None, autoload: bool | None = None
+    ) -> Running:
         """Take a model into use, until `give_back`; keep: a new time until it is unloaded.
 
-        Raises ApiError.
+        autoload: whether it may be loaded for this; None: as the server does. Raises ApiError.
         """
-        if not self.autoload and self.state(offer.path) == "unloaded":
+        autoload = self.autoload if autoload is None else autoload
+        if not autoload and self.state(offer.name) == "unloaded":
             raise ApiError(
                 400,
                 f"model {offer.name} is not loaded: ask POST /models/load first, or start the "
@@ -255,9 +281,9 @@ class Models:
         one.used = time.monotonic()
         self._turn()
 
-    def unload(self, path: str) -> bool:
+    def unload(self, name: str) -> bool:
         """Unload a model once it is not used any more; returns whether it is loaded."""
-        one = self._running.get(path)
+        one = self._running.get(name)
         if one is None or one.served is None or one.leaving:
             return False
         one.keep = 0
@@ -303,7 +329,7 @@ class Models:
         first = self._requests[0] if self._requests else None
         now = time.monotonic()
         for request in list(self._requests):
-            one = self._running.get(request.offer.path)
+            one = self._running.get(request.offer.name)
             if one is None or one.served is None or one.leaving:
                 continue
             if one.worker.failed and not one.users:  # such as when its file has changed
@@ -321,14 +347,14 @@ class Models:
 
     def _make_room(self, offer: Offer) -> None:
         """Load a model, or unload another one for it, or wait until one is idle."""
-        if offer.path in self._running:
+        if offer.name in self._running:
             return
         idle = [one for one in self._running.values() if not one.users]
-        needed = self._sizes.get(offer.path, offer.n_byte)
+        needed = self._sizes.get(offer.name, offer.n_byte)
         held = sum(one.n_byte for one in self._running.values())
         fits = self._n_byte is None or held + needed <= self._n_byte
         fits = fits and (self.n_model is None or len(self._running) < self.n_model)
-        if (fits and offer.path not in self._tight) or not self._running:
+        if (fits and offer.name not in self._tight) or not self._running:
             self._loading = asyncio.ensure_future(self._load(offer))
         elif idle:
             self._leave(min(idle, key=lambda one: one.used), f"for {offer.name}")
@@ -339,9 +365,11 @@ class Models:
         try:
             one = await self._loaded(offer)
             one.used = time.monotonic()
-            self._tight.discard(offer.path)
-            self._sizes[offer.path] = one.n_byte
-            mine = [request for request in self._requests if request.offer.path == offer.path]
+            self._tight.discard(offer.name)
+            self._sizes[offer.name] = one.n_byte
+            self.failed.discard(offer.name)
+            self.changed(offer.name, "loaded")
+            mine = [request for request in self._requests if request.offer.name == offer.name]
             for request in mine:  # these go before a request that has waited long for another model
                 self._requests.remove(request)
                 if not request.found.done():
@@ -349,10 +377,10 @@ class Models:
                     request.found.set_result(one)
         except (LoadError, OSError, ValueError, RuntimeError) as found:
             error = found
-            if (gone := self._running.get(offer.path)) is not None:
+            if (gone := self._running.get(offer.name)) is not None:
                 gone.worker.stop()
                 await asyncio.to_thread(gone.worker.join)
-                self._running.pop(offer.path, None)
+                self._running.pop(offer.name, None)
         finally:
             self._loading = None
         if error is not None:
@@ -363,8 +391,9 @@ class Models:
     async def _loaded(self, offer: Offer) -> Running:
         worker = self._source.start(offer)
         one = Running(offer, worker, self._keep)
-        self._running[offer.path] = one
+        self._running[offer.name] = one
         self._log(f"loading {offer.name}")
+        self.changed(offer.name, "loading")
         loaded = await asyncio.to_thread(worker.wait)
         one.n_byte = loaded.n_byte
         if self._n_byte is not None and one.n_byte > self._n_byte:
@@ -381,10 +410,12 @@ class Models:
         If memory was lacking another model is unloaded, otherwise the requests for this one fail.
         """
         if isinstance(error, LoadError) and error.memory and self._running:
-            self._tight.add(offer.path)
+            self._tight.add(offer.name)
             return
         self._log(f"{offer.name} cannot be loaded: {error}")
-        for request in [each for each in self._requests if each.offer.path == offer.path]:
+        self.failed.add(offer.name)
+        self.changed(offer.name, "unloaded")
+        for request in [each for each in self._requests if each.offer.name == offer.name]:
             self._requests.remove(request)
             if not request.found.done():
                 request.found.set_exception(not_loaded(str(error)))
@@ -415,7 +446,8 @@ class Models:
             await asyncio.to_thread(served.close)
         await asyncio.to_thread(worker.join)
         self._past = self._past + worker.counts
-        self._running.pop(one.offer.path, None)
+        self._running.pop(one.offer.name, None)
+        self.changed(one.offer.name, "unloaded")
 
     def _left(self, task: "asyncio.Task[None]") -> None:
         self._leaving.discard(task)
@@ -436,7 +468,7 @@ class Models:
 
 def unknown_model(name: str, offers: list[Offer]) -> ApiError:
     """Status 404: there is no model of that name."""
-    names = ", ".join(offer.name for offer in offers) or "none"
+    names = ", ".join(offer.name for offer in offers if not offer.hidden) or "none"
     return ApiError(
         404,
         f"there is no model {name[:100]!r} here: {names}",
@@ -452,8 +484,10 @@ def named(name: str, offers: list[Offer]) -> Offer | None:
     """
     for spelling in (name, name.removesuffix(":latest"), f"hf:{name}"):
         for offer in offers:
-            stem = offer.path.rpartition("/")[2].removesuffix(".gguf")
-            if spelling in (offer.name, offer.name.removesuffix(".gguf"), stem):
+            if spelling in (offer.name, offer.name.removesuffix(".gguf"), *offer.aliases):
+                return offer
+        for offer in offers:
+            if spelling == offer.path.rpartition("/")[2].removesuffix(".gguf"):
                 return offer
     try:
         spec = HubSpec.parse(f"hf:{name.removeprefix('hf:')}")

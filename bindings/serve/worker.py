@@ -38,8 +38,8 @@ from tamis.bindings.serve.masks import MaskStep
 from tamis.engine.batch import Batch
 from tamis.engine.drafting import Drafting
 from tamis.engine.engine import Engine
-from tamis.engine.moved_chunks import move_chunks
 from tamis.engine.prompt_cache import PromptCache
+from tamis.engine.reuse.moved_chunks import move_chunks
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.formats.gguf import GGUFError

@@ -115,8 +115,9 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
         if name == wanted:
             module = importlib.import_module(module_of(name))
             module.add_arguments(command)
-            settings.apply(command, name, argv[argv.index(name) + 1 :])
-            command.set_defaults(run=module.run)
+            words = argv[argv.index(name) + 1 :]
+            settings.apply(command, name, words)
+            command.set_defaults(run=module.run, words=words)
             parser.command = command
     return parser
 

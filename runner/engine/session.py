@@ -771,7 +771,7 @@ class Session(Generating):
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise saved.error("has no list of token ids")
         self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
-        # Tokens below 0 are those of a compressed text: see engine/compressing.py.
+        # Tokens below 0 are those of a compressed text: see engine/reuse/compressing.py.
         if wrong := [token for token in tokens if not -1 << 31 <= token < hp.n_vocab]:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
         # Files from before types could be chosen have none.

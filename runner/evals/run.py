@@ -116,7 +116,7 @@ class Evaluation:
         """Compress what a session holds if its method says so; what a result tells of that."""
         if not isinstance(attn, Given) or not isinstance(attn.method, KVzip):
             return {}
-        from tamis.engine.compressing import compress
+        from tamis.engine.reuse.compressing import compress
 
         start, n = time.perf_counter(), session.n_past
         n_kept = compress(self.engine, session, attn.method, partial(self.progress, "compressing"))

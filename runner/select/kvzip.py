@@ -4,7 +4,7 @@ This is not a method of `--attn`: a KV cache is compressed once, and every quest
 it smaller. The model reads its text again, in chunks after the request to repeat it; a key counts
 as much as the largest attention weight that any query of these chunks gives it (their Eq. 2, over
 the keys of the chunk and of the input). This file has the parameters, what a session must note of
-the queries, and the scores; `engine/compressing.py` reads the chunks and compresses.
+the queries, and the scores; `engine/reuse/compressing.py` reads the chunks and compresses.
 
 Departures. Every KV head keeps the same number of keys, as pages hold all heads (the paper spends
 one budget on all heads and layers); the first `sink` positions are kept. Layers with a sliding
@@ -39,7 +39,7 @@ def _number(text: str, name: str, kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class KVzip:
-    """keep: the share of a text's positions whose keys and values stay. chunk: tokens repeated."""
+    """keep: the share of positions whose K and V stay. chunk: tokens repeated."""
 
     keep: float = 1 / 3
     chunk: int = 1024  # the paper's is 2048
@@ -108,10 +108,10 @@ class LastPromptState(SelectorState):
         return self.queries
 
 
-def importance(q: np.ndarray, keys: np.ndarray, own: np.ndarray, scale: float) -> np.ndarray:
+def importance(q: np.ndarray, keys: np.ndarray, own_keys: np.ndarray, scale: float) -> np.ndarray:
     """The largest log attention weight that queries give each key of a chunk.
 
-    q f32 [n_in, n_head, head_dim], of an input whose own keys are `own` f32 [n_in, n_head_kv,
+    q f32 [n_in, n_head, head_dim], of an input whose own keys are `own_keys` f32 [n_in, n_head_kv,
     head_dim], of which a query sees those up to itself; keys f32 [m, n_head_kv, head_dim], of the
     chunk. Returns f32 [n_head_kv, m].
     """
@@ -119,9 +119,9 @@ def importance(q: np.ndarray, keys: np.ndarray, own: np.ndarray, scale: float) -
     m, n_head_kv, _ = keys.shape
     group = n_head // n_head_kv
     later = np.triu(np.ones((n_in, n_in), bool), 1)
-    found = np.empty((n_head_kv, m), np.float32)
+    weights = np.empty((n_head_kv, m), np.float32)
     for head in range(n_head_kv):
-        both = np.concatenate([keys[:, head], own[:, head]])
+        both = np.concatenate([keys[:, head], own_keys[:, head]])
         best = np.full(m, -np.inf, np.float32)
         for row in range(head * group, (head + 1) * group):
             scores = (np.float32(scale) * q[:, row]) @ both.T
@@ -129,8 +129,8 @@ def importance(q: np.ndarray, keys: np.ndarray, own: np.ndarray, scale: float) -
             top = scores.max(axis=1, keepdims=True)
             total = np.exp(scores - top).sum(axis=1, keepdims=True)
             best = np.maximum(best, (scores[:, :m] - (top + np.log(total))).max(axis=0))
-        found[head] = best
-    return found
+        weights[head] = best
+    return weights
 
 
 def chosen(p: KVzip, scores: np.ndarray, n_kept: int) -> np.ndarray:

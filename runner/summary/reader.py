@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tamis.engine.compressing import compress, stand_ins
 from tamis.engine.drafting import DRAFT_MAX, Drafting
 from tamis.engine.ngram_draft import NGrams, with_ngrams
+from tamis.engine.reuse.compressing import compress, stand_ins
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
 from tamis.select.kvzip import KVzip

@@ -7,8 +7,8 @@ import pytest
 from recurrent_models import write_recurrent_model
 from tiny_models import TinySpec, write_tiny_model
 
-from tamis.engine.compressing import compress, stand_ins
 from tamis.engine.engine import Engine
+from tamis.engine.reuse.compressing import compress, stand_ins
 from tamis.select.base import ParameterError
 from tamis.select.in_numpy import NumpySelector
 from tamis.select.kvzip import KVzip, LastPrompt, chosen, importance

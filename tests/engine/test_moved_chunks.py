@@ -5,7 +5,7 @@ import pytest
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
-from tamis.engine.moved_chunks import move_chunks
+from tamis.engine.reuse.moved_chunks import move_chunks
 
 
 @pytest.fixture(scope="module")

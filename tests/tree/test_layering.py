@@ -46,6 +46,7 @@ tamis.grammar.schema  tamis.grammar.gbnf
 tamis.text  tamis.sampling  tamis.fetch
 tamis.make.checkpoint
 tamis.engine
+tamis.engine.reuse
 tamis.make
 tamis.make.convert
 tamis.bindings.flat

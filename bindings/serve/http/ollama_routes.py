@@ -192,6 +192,20 @@ def _capabilities(text: TextModel) -> list[str]:
 async def pull(server: "Bodies", request: Request) -> Response:
     """Fetch a model into the folder of models, as `tamis pull` does."""
     body = await server.fields(request)
+    lines = pulled(to_pull(body))
+    if body.switch("stream") is not False:
+        return StreamingResponse((as_json(each) + "\n" async for each in lines), media_type=NDJSON)
+    last = [each async for each in lines][-1]
+    if "error" in last:
+        raise ApiError(500, last["error"], code="failed")
+    return JsonReply(last)
+
+
+def to_pull(body: Body) -> str:
+    """The name of the model that a request wants to be pulled, as `registry.pull` takes it.
+
+    Raises ApiError.
+    """
     name = _model_name(body)
     if "/" in name.split(":")[0] and not name.startswith("hf:"):
         name = "hf:" + name.removeprefix("hf.co/").removeprefix("huggingface.co/")
@@ -203,16 +217,10 @@ async def pull(server: "Bodies", request: Request) -> Response:
             raise invalid(str(error), "model") from None
     elif name not in registry.KNOWN:
         raise ApiError(404, "there is no model of that name to pull", code="model_not_found")
-    lines = _pulled(name)
-    if body.switch("stream") is not False:
-        return StreamingResponse((as_json(each) + "\n" async for each in lines), media_type=NDJSON)
-    last = [each async for each in lines][-1]
-    if "error" in last:
-        raise ApiError(500, last["error"], code="failed")
-    return JsonReply(last)
+    return name
 
 
-async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
+async def pulled(name: str) -> AsyncIterator[dict[str, Any]]:
     """Yield the progress of a pull, which continues if the client disconnects."""
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -238,12 +246,12 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
             loop.call_soon_threadsafe(told.put_nowait, last)
             loop.call_soon_threadsafe(told.put_nowait, None)
 
-    yield {"status": "pulling manifest"}
     if not _pulls.acquire(blocking=False):
         yield {"error": f"{MOST_PULLS} models are being pulled already: try again later"}
         return
     # Not a thread of the loop's pool: the server's end must not wait for a download.
     threading.Thread(target=pull, name="tamis-pull", daemon=True).start()
+    yield {"status": "pulling manifest"}
     shown = 0.0
     while (line := await told.get()) is not None:
         whole = line.get("completed") == line.get("total")
@@ -255,11 +263,11 @@ async def _pulled(name: str) -> AsyncIterator[dict[str, Any]]:
 async def delete(server: "Bodies", request: Request) -> Response:
     """Remove a model's files from the folder of models; never one that is served."""
     name = _model_name(await server.fields(request)).removesuffix(":latest")
-    await asyncio.to_thread(_remove, server, name)
+    await asyncio.to_thread(remove, server, name)
     return Response(status_code=200)
 
 
-def _remove(server: "Bodies", name: str) -> None:
+def remove(server: "Bodies", name: str) -> None:
     """Remove all parts of a model. Raises ApiError."""
     for model in registry.installed():
         if model.name == name:

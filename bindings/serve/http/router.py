@@ -8,6 +8,7 @@ import json
 import math
 import re
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,7 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -41,6 +42,7 @@ from tamis.bindings.serve.http.app import (
 )
 from tamis.bindings.serve.http.guard import Guard, Log, Prefix
 from tamis.bindings.serve.http.json_reply import JsonReply
+from tamis.bindings.serve.http.model_events import ModelEvents
 from tamis.bindings.serve.http.resumable import Resumable
 from tamis.bindings.serve.models import Models, Offer, Running, named, unknown_model
 from tamis.formats.gguf import GGUFError
@@ -74,6 +76,10 @@ class Router:
         self._entries: dict[tuple[str, float], dict[str, Any]] = {}
         self._shown: dict[tuple[str, float], dict[str, Any]] = {}
         self._beside = ThreadPoolExecutor(1, "tamis-router")
+        self._events = ModelEvents()
+        models.changed = self._changed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulled: dict[str, dict[str, Any]] = {}  # progress of models being fetched, by name
         self._routes_of_all = self._routes()
         self.app = Starlette(
             routes=self._routes_of_all,
@@ -90,6 +96,9 @@ class Router:
         several = [
             Route("/v1/models", self.listed),
             Route("/models", self.listed),
+            Route("/models", self.download, methods=["POST"]),
+            Route("/models", self.delete, methods=["DELETE"]),
+            Route("/models/sse", self.events),
             Route("/models/load", self.load, methods=["POST"]),
             Route("/models/unload", self.unload, methods=["POST"]),
             Route("/props", self.props),
@@ -125,6 +134,11 @@ class Router:
         May be called more than once.
         """
         self.models.stop()
+        self._events.end()
+
+    def _changed(self, name: str, state: str) -> None:
+        """Tell clients the new state of a model."""
+        self._events.tell("model_status", name, {"status": state})
 
     def close(self) -> None:
         """Wait after `stop` until nothing is running."""
@@ -140,7 +154,8 @@ class Router:
         body = await self.body(request)
         asked = await self._asked(body)
         offer = await self._offer(asked.name or request.query_params.get("model"))
-        one = await unless_gone(request, self.models.take(offer, asked.keep))
+        autoload = _switch(request.query_params.get("autoload"), "autoload")
+        one = await unless_gone(request, self.models.take(offer, asked.keep, autoload))
         return _Forwarded(self.models, one, body)
 
     async def _asked(self, body: bytes) -> Asked:
@@ -165,7 +180,7 @@ class Router:
         running = self.models.running
         if running or len(offers) == 1:
             return running[0].offer if running else offers[0]
-        names = ", ".join(offer.name for offer in offers) or "none"
+        names = ", ".join(offer.name for offer in offers if not offer.hidden) or "none"
         raise invalid(f"the request names no model: there are {names}", "model")
 
     async def body(self, request: Request) -> bytes:
@@ -187,7 +202,7 @@ class Router:
 
     async def tags(self, _request: Request) -> Response:
         """/api/tags: all models that can be loaded."""
-        found = [await self._ollama(offer) for offer in await self.models.offers()]
+        found = [await self._ollama(offer) for offer in await self._shown_offers()]
         return JsonReply({"models": found})
 
     async def _ollama(self, offer: Offer) -> dict[str, Any]:
@@ -221,10 +236,62 @@ class Router:
         predicts = not arch_of(facts.arch).is_encoder
         return ollama_routes.described(facts, self.models.text(offer), predicts)
 
-    async def listed(self, _request: Request) -> Response:
-        """/v1/models: all models that can be loaded."""
-        offers = await self.models.offers()
-        return JsonReply(listing([self._entry(offer) for offer in offers]))
+    async def listed(self, request: Request) -> Response:
+        """/v1/models: all models that can be loaded; with ?reload=1 after presets are read anew."""
+        if request.query_params.get("reload"):
+            try:
+                await self.models.reload()
+            except (ValueError, OSError) as error:
+                raise ApiError(500, f"the presets stay as they were: {error}") from None
+            self._events.tell("models_reload", "*")
+        return JsonReply(listing([self._entry(offer) for offer in await self._shown_offers()]))
+
+    async def _shown_offers(self) -> list[Offer]:
+        return [offer for offer in await self.models.offers() if not offer.hidden]
+
+    async def events(self, _request: Request) -> Response:
+        """/models/sse: what happens to models from now on, as server-sent events."""
+        return StreamingResponse(self._events.stream(), media_type="text/event-stream")
+
+    async def download(self, request: Request) -> Response:
+        """POST /models: begin to fetch a model; /models/sse tells how far it is."""
+        body = await self.fields(request)
+        lines = ollama_routes.pulled(ollama_routes.to_pull(body))
+        name = body.text("model") or body.text("name") or ""
+        if named(name, await self.models.offers()) is not None:
+            raise invalid(f"model {name} is installed already", "model")
+        first = await anext(lines)
+        if "error" in first:
+            raise ApiError(429, first["error"], code="busy")
+        task = asyncio.ensure_future(self._tell_pull(name, lines))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return JsonReply({"success": True})
+
+    async def _tell_pull(self, name: str, lines: AsyncIterator[dict[str, Any]]) -> None:
+        """Tell clients how far a pull is, until its end."""
+        last: dict[str, Any] = {}
+        try:
+            async for last in lines:
+                if "total" in last:
+                    self._pulled[name] = {name: {"done": last["completed"], "total": last["total"]}}
+                    self._events.tell("download_progress", name, self._pulled[name])
+        finally:
+            self._pulled.pop(name, None)
+        if "error" in last:
+            self._events.tell("download_failed", name, {"error": last["error"]})
+        else:
+            self._events.tell("download_finished", name)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /models?model=NAME: remove an installed model's files."""
+        name = request.query_params.get("model")
+        if not name:
+            raise invalid("the request names no model", "model")
+        found = named(name, await self.models.offers())
+        await asyncio.to_thread(ollama_routes.remove, self, found.name if found else name)
+        self._events.tell("model_remove", found.name if found else name)
+        return JsonReply({"success": True})
 
     async def one(self, request: Request) -> Response:
         """/v1/models/NAME: the model of that name."""
@@ -241,7 +308,7 @@ class Router:
     async def unload(self, request: Request) -> Response:
         """/models/unload: unload a model as soon as no request uses it."""
         offer = await self._named(request)
-        if not self.models.unload(offer.path):
+        if not self.models.unload(offer.name):
             raise invalid(f"model {offer.name} is not loaded", "model")
         return JsonReply({"success": True})
 
@@ -264,10 +331,13 @@ class Router:
         return JsonReply(found)
 
     def _entry(self, offer: Offer) -> dict[str, Any]:
-        state = self.models.state(offer.path)
+        state = self.models.state(offer.name)
         meta = {"n_bytes": offer.n_byte, "loaded": state == "loaded"}
-        head = model_entry(offer.name, offer.modified)
-        return head | {"meta": meta, "status": {"value": state}}
+        status: dict[str, Any] = {"value": state}
+        status |= {"args": list(offer.args)} if offer.args else {}
+        status |= {"failed": True} if offer.name in self.models.failed else {}
+        words = {"aliases": list(offer.aliases), "tags": list(offer.tags)}
+        return model_entry(offer.name, offer.modified) | words | {"meta": meta, "status": status}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server is alive; it is not while it is stopping."""
@@ -363,6 +433,14 @@ def _outer_fields(body: bytes) -> dict[str, Any]:
             found[key] = None if value is None else value[0]
             at = colon.end() if value is None else value.end()
     return {key: [None] if raw is None else loads(raw) for key, raw in found.items()}
+
+
+def _switch(text: str | None, name: str) -> bool | None:
+    """The switch of a query's parameter; None without one. Raises ApiError."""
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if text is not None and text not in words:
+        raise invalid(f"{name} is {text[:40]!r}, expected true or false", name)
+    return None if text is None else words[text]
 
 
 def _asks_for_model(scope: Scope) -> bool:

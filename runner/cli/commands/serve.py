@@ -9,10 +9,11 @@ import json
 import math
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tamis.cli.options import Parser, common, context, draft
+from tamis.cli.options import Parser, common, context, draft, presets, settings
 from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
@@ -121,6 +122,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="without -m: most models that are loaded at the same time (default: as many as "
         "--memory allows)",
+    )
+    parser.add_argument(
+        "--models-preset",
+        metavar="FILE",
+        help="without -m: INI file with flags for each model, as llama-server has it: a section is "
+        "an installed model or a name for the file of its model, [*] is for all; it is read again "
+        "on GET /models?reload=1 (default: none)",
     )
     parser.add_argument(
         "--no-models-autoload",
@@ -386,8 +394,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ImportError(f"serve needs {error.name}: pip install 'tamis[server]'") from error
     access = _access(arguments)
     tls = _tls(arguments.ssl_cert_file, arguments.ssl_key_file)
-    settings = _settings(arguments, access)
-    source = Source(arguments, settings)
+    of_server = _settings(arguments, access)
+    source = Source(arguments, of_server)
     keep = math.inf if source.only is not None else arguments.keep_alive
     served = models.Models(
         source,
@@ -406,6 +414,8 @@ def run(arguments: argparse.Namespace) -> int:
         what = source.only.name
 
     def ready(url: str) -> None:
+        for offer in source.loaded_first():
+            served.load(offer)
         note(f"serving {what} at {url}: {arguments.parallel} answers at once, Ctrl-C ends")
 
     connections = listen.Connections(
@@ -414,7 +424,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.timeout_header,
         arguments.timeout_request,
     )
-    server = router.Router(served, settings, _log, source.only)
+    server = router.Router(served, of_server, _log, source.only)
     listen.serve(
         server,
         arguments.host,
@@ -469,36 +479,61 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What a model is started with: checked arguments, and what follows from them."""
+
+    arguments: argparse.Namespace
+    settings: Any
+    where: Any  # devices
+    rope: Any
+    adapters: Any
+    cache: Any  # sizes of the prompt cache, or None
+    template: str | None
+    draft: list[Any] | None
+
+    @staticmethod
+    def of(arguments: argparse.Namespace, settings: Any) -> "_How":
+        """Check the flags; arguments.model: None for a server of all models.
+
+        Raises UsageError, ModelError.
+        """
+        draft.check(arguments, alone=())  # a slot settles its drafts before its context shifts
+        common.check_methods(arguments.attn, context.prefill(arguments.prefill, 0))
+        adapters = common.adapter_files(arguments)
+        if any(adapters) and arguments.model is None:
+            raise UsageError("--lora and --control-vector are of one model: name that with -m")
+        drafter: list[Any] | None = None
+        if arguments.model_draft is not None:
+            if arguments.model is None:
+                raise UsageError("--model-draft drafts for one model: name that with -m")
+            drafter = ["model", arguments.draft_max, str(draft.draft_file(arguments))]
+        elif arguments.draft_mtp:
+            drafter = ["mtp", arguments.draft_max]
+        elif arguments.draft_attn is not None:
+            drafter = ["attn", arguments.draft_max]
+        template = _template(arguments.chat_template_file, arguments.chat_template)
+        where, rope = common.devices(arguments), common.rope_scaling(arguments)
+        cache = _cache_sizes(arguments)
+        return _How(arguments, settings, where, rope, adapters, cache, template, drafter)
+
+
 class Source:
-    """The model of -m, or all installed ones; each runs in a process of its own."""
+    """The model of -m, or all installed ones and those of presets; each has its own process."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Any) -> None:
         """Check the flags. Raises UsageError, ModelError."""
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
-        draft.check(arguments, alone=())  # a slot settles its drafts before its context shifts
-        common.check_methods(arguments.attn, context.prefill(arguments.prefill, 0))
         common.warn_of_threads(arguments.threads)
-        self._arguments, self._settings = arguments, settings
-        self._where, self._rope = common.devices(arguments), common.rope_scaling(arguments)
-        self._adapters = common.adapter_files(arguments)
-        if any(self._adapters) and arguments.model is None:
-            raise UsageError("--lora and --control-vector are of one model: name that with -m")
-        self._cache = _cache_sizes(arguments)
-        self._template = _template(arguments.chat_template_file, arguments.chat_template)
+        self._usual = _How.of(arguments, settings)
+        self._own: dict[str, _How] = {}  # by a model's name, where it has a preset
         self._progress: common.Progress | None = common.Progress()
-        self._draft: list[Any] | None = None
-        if arguments.model_draft is not None:
-            if arguments.model is None:
-                raise UsageError("--model-draft drafts for one model: name that with -m")
-            self._draft = ["model", arguments.draft_max, str(draft.draft_file(arguments))]
-        elif arguments.draft_mtp:
-            self._draft = ["mtp", arguments.draft_max]
-        elif arguments.draft_attn is not None:
-            self._draft = ["attn", arguments.draft_max]
         self.only: Any = None
-        if arguments.model is not None or not installed():
+        if arguments.model is not None and arguments.models_preset is not None:
+            raise UsageError("--models-preset is of several models: leave out -m")
+        if arguments.model is not None or not (installed() or arguments.models_preset):
             path = common.model_file(arguments.model, self._progress).absolute()
             if arguments.model is not None:
                 state = path.stat()
@@ -510,6 +545,40 @@ class Source:
             )
         if self.only is None and arguments.alias is not None:
             raise UsageError("--alias is the name of one model: name that with -m")
+        self._presets: presets.Presets | None = None
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the presets anew. Raises UsageError, SettingsError, OSError; all then stays."""
+        from tamis.fetch.registry import installed
+
+        given = self._usual.arguments
+        if given.models_preset is None:
+            return
+        parser = Parser()
+        add_arguments(parser)
+        read = presets.Presets(Path(given.models_preset), settings.named(parser))
+        own = {}
+        of_files = {model.name: str(model.path) for model in installed()}
+        for name in {*read.names, *of_files}:
+            if (preset := read.of(name)) is not None:
+                own[name] = self._with(preset, of_files.get(name))
+        self._presets, self._own = read, own
+
+    def _with(self, preset: presets.Preset, path: str | None) -> _How:
+        """How a model is started that has a preset; path: its file, if it is an installed model.
+
+        Raises UsageError, SettingsError, OSError.
+        """
+        where = f"{self._usual.arguments.models_preset} [{preset.name}]"
+        if path is None and "model" not in preset.flags:
+            raise UsageError(f"{where}: no such model is installed: add model = FILE or hf-repo")
+        found = presets.arguments_of(add_arguments, self._usual.arguments.words, preset)
+        found.model = found.model or path
+        try:
+            return _How.of(found, _settings(found, self._usual.settings.access))
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(f"{where}: {error}") from error
 
     def offers(self) -> list[Any]:
         """All offered models; one that was removed meanwhile is left out."""
@@ -518,12 +587,54 @@ class Source:
 
         if self.only is not None:
             return [self.only]
-        found = []
+        found = {}
         for model in installed():
             with contextlib.suppress(OSError):
                 changed = model.path.stat().st_mtime
-                found.append(Offer(model.name, str(model.path), model.n_bytes, changed))
-        return found
+                found[model.name] = Offer(model.name, str(model.path), model.n_bytes, changed)
+        return list(found.values()) if self._presets is None else self._with_presets(found)
+
+    def _with_presets(self, found: dict[str, Any]) -> list[Any]:
+        """The offers of installed models and of presets."""
+        from tamis.bindings.serve.models import Offer
+        from tamis.fetch.registry import ModelError, resolve
+
+        assert self._presets is not None
+        used = set()
+        for name, how in self._own.items():
+            preset = self._presets.of(name)
+            assert preset is not None
+            offer = found.get(name)
+            if "model" in preset.flags:
+                path, n_byte, changed = str(how.arguments.model), 0, 0.0
+                with contextlib.suppress(OSError, ModelError):
+                    path = str(resolve(path).absolute())
+                    n_byte, changed = Path(path).stat().st_size, Path(path).stat().st_mtime
+                offer = Offer(name, path, n_byte, changed)
+            if offer is None:  # removed meanwhile
+                continue
+            names = how.arguments.alias or ()
+            found[name] = offer._replace(
+                aliases=tuple(names), tags=tuple(how.arguments.tags), args=preset.words
+            )
+            if preset.hides:
+                used |= {offer.path, *(how.draft[2:] if how.draft else [])}
+        return [
+            o._replace(hidden=o.path in used and not self._is_section(o)) for o in found.values()
+        ]
+
+    def _is_section(self, offer: Any) -> bool:
+        return self._presets is not None and offer.name in self._presets.names
+
+    def loaded_first(self) -> list[Any]:
+        """The offers of presets that are loaded when the server starts."""
+        found = self._presets
+        if found is None:
+            return []
+        return [o for o in self.offers() if (p := found.of(o.name)) is not None and p.load]
+
+    def _how(self, offer: Any) -> _How:
+        return self._own.get(offer.name, self._usual)
 
     def start(self, offer: Any) -> Any:
         """The supervisor of a model's process, which begins to load the model."""
@@ -532,7 +643,8 @@ class Source:
         from tamis.bindings.serve.supervisor import ModelProcess, Start, Supervisor
         from tamis.bindings.serve.wire import identity
 
-        given = self._arguments
+        how = self._how(offer)
+        given = how.arguments
         session = {
             "n_ctx": given.ctx,
             "n_ubatch": given.ubatch,
@@ -547,16 +659,16 @@ class Source:
             "kv_vram": given.kv_vram,
             "key_copy": common.key_copy(given),
         }
-        rope = None if self._rope is None else asdict(self._rope)
-        how = (
-            *(given.threads, rope, self._where, session, given.parallel),
-            *(self._adapters, self._draft, draft.ngram(given), self._cache),
+        rope = None if how.rope is None else asdict(how.rope)
+        with_what = (
+            *(given.threads, rope, how.where, session, given.parallel),
+            *(how.adapters, how.draft, draft.ngram(given), how.cache),
         )
-        start = Start(offer.path, identity(offer.path), *how)
+        start = Start(offer.path, identity(offer.path), *with_what)
         return Supervisor(
             lambda: ModelProcess(start),
             given.queue,
-            max(len(self._settings.access.keys), 1),
+            max(len(how.settings.access.keys), 1),
             log=_log,
             progress=self._progress or _silent,
             step_seconds=given.timeout_step,
@@ -570,7 +682,7 @@ class Source:
         """
         from tamis.bindings.serve.text import TextModel
 
-        return TextModel.load(offer.path, n_ctx, self._template)
+        return TextModel.load(offer.path, n_ctx, self._how(offer).template)
 
     def serve(self, offer: Any, worker: Any) -> Any:
         """The application of a loaded model."""
@@ -581,7 +693,7 @@ class Source:
         text = self.text(offer, loaded.n_ctx)
         # The router logs a line for each request already.
         model = Model(offer.name, offer.path, text, loaded, worker)
-        return application(model, self._settings, lambda line: None)
+        return application(model, self._how(offer).settings, lambda line: None)
 
     def load(self, offer: Any) -> tuple[Any, Any]:
         """The supervisor and application of a model, loaded with progress shown.

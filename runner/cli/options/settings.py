@@ -8,13 +8,14 @@ such as TAMIS_TOP_K.
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tamis.cli.options import did_you_mean
 
 MODEL = "model"  # the table that has a table for each model
+Adds = Callable[[argparse.ArgumentParser], None]  # adds a command's flags
 SECRETS = {"api-key", "api-key-file"}
 
 
@@ -61,11 +62,21 @@ def apply(
 
     data: replaces the file. Raises SettingsError for a value or a key that cannot be used.
     """
+    put_defaults(parser, found(command, named(parser), model_of(words), data), words)
+
+
+def put_defaults(
+    parser: argparse.ArgumentParser, given: Mapping[str, Setting], words: Sequence[str]
+) -> None:
+    """Set defaults of a parser's flags by their long names; lists that words set are left out.
+
+    Raises SettingsError for a value that cannot be used.
+    """
     names = named(parser)
-    for name, setting in found(command, names, model_of(words), data).items():
+    for name, setting in given.items():
         action = names[name]
-        given = any(w.partition("=")[0] in action.option_strings for w in words)
-        if not (given and isinstance(action, argparse._AppendAction)):
+        is_given = any(w.partition("=")[0] in action.option_strings for w in words)
+        if not (is_given and isinstance(action, argparse._AppendAction)):
             parser.set_defaults(**{action.dest: _value(parser, action, setting)})
 
 

@@ -260,9 +260,9 @@ def test_a_model_is_unloaded_when_its_time_has_come():
         await use(models, "a", keep=math.inf)
         await asyncio.sleep(0.3)
         assert source.held == ["a"]
-        assert models.unload("/models/a")
+        assert models.unload("a")
         await until(lambda: not source.held)
-        assert not models.unload("/models/a")
+        assert not models.unload("a")
 
     run(work, keep=0.15)
 
@@ -450,7 +450,7 @@ def test_no_more_models_are_loaded_than_may_be():
         assert source.order == ["a", "b"]
         await use(models, "c")
         assert sorted(source.held) == ["b", "c"]
-        assert [models.state(f"/models/{name}") for name in "abc"] == [
+        assert [models.state(name) for name in "abc"] == [
             "unloaded",
             "loaded",
             "loaded",
@@ -489,9 +489,9 @@ def test_models_are_loaded_only_where_that_is_asked_for():
         assert refusal.value.status == 400
         models.load(offer("broken"))
         models.load(offer("a"))
-        assert models.state("/models/a") == "loading"
+        assert models.state("a") == "loading"
         await use(models, "a")  # waits until it is loaded
-        await until(lambda: models.state("/models/broken") == "unloaded")
+        await until(lambda: models.state("broken") == "unloaded")
         assert source.held == ["a"]
 
     run(work, autoload=False)

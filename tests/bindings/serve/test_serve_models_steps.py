@@ -44,7 +44,7 @@ def running(name, *, served=True, **more):
 def those(*ones, n_byte=None, n_queue=8, **how):
     """Models of which some run; what would be unloaded, loaded or timed is noted."""
     made = Models(None, keep=60, n_byte=n_byte, n_queue=n_queue, log=lambda line: None, **how)
-    made._running = {one.offer.path: one for one in ones}
+    made._running = {one.offer.name: one for one in ones}
     made.left, made.loads = [], []
 
     def leave(one, why):
@@ -91,7 +91,7 @@ def test_the_models_that_run_those_in_use_first_and_then_the_last_used():
     made._requests = [request("x")]
     made._past = jobs.Counts(jobs=7)
     assert (made.n_waiting, made.counts.jobs) == (11, 22)
-    states = {name: made.state(f"/models/{name}") for name in "ungxy"}
+    states = {name: made.state(name) for name in "ungxy"}
     assert states == {
         "u": "loaded",
         "n": "loading",
@@ -121,7 +121,7 @@ def test_a_model_that_was_loaded_before_is_taken_over():
     made = those()
     worker = SimpleNamespace(loaded=Loaded(64, 8, 9, 128, 2, 77, "cpu"))
     made.adopt(offer("a"), worker, "served")
-    one = made._running["/models/a"]
+    one = made._running["a"]
     assert (one.n_byte, one.used, one.keep, one.served, one.users) == (77, NOW, 60, "served", 0)
 
 
@@ -195,11 +195,11 @@ def test_a_model_is_loaded_where_it_fits_and_the_longest_unused_makes_room(ones,
 def test_what_is_known_of_a_models_memory_goes_before_the_size_of_its_file():
     async def work():
         made = those(running("a", n_byte=20), n_byte=30)
-        made._sizes["/models/x"] = 11
+        made._sizes["x"] = 11
         made._make_room(offer("x"))
         assert (made._loading, made.left) == (None, [("a", "for x")])
         tight = those(running("a"))
-        tight._tight.add("/models/x")
+        tight._tight.add("x")
         tight._make_room(offer("x"))
         assert (tight._loading, tight.left) == (None, [("a", "for x")])
 
@@ -222,7 +222,7 @@ def test_models_leave_at_the_end_of_their_time_and_one_at_a_time_makes_room():
         setattr(busy, name, value)
         busy._turn()
     assert len(room) == 1
-    one = made._running["/models/c"]
+    one = made._running["c"]
     made.give_back(one)
     assert (one.users, one.used) == (0, NOW)
 
@@ -269,7 +269,7 @@ def test_a_load_that_fails_for_memory_waits_and_any_other_is_an_error():
         mine, gone, other = request("x"), request("x", done=True), request("y")
         made._requests = [mine, gone, other]
         made._failed(offer("x"), error)
-        assert made._tight == (set() if told else {"/models/x"})
+        assert made._tight == (set() if told else {"x"})
         assert made._requests == ([other] if told else [mine, gone, other])
         assert [e.code for e in mine.found.results] == ["not_loaded"] * told
         assert gone.found.results == []
@@ -284,7 +284,7 @@ def test_the_timer_is_of_the_next_model_to_leave():
         ends = [("a", 60.0, NOW - 10), ("b", 60.0, NOW - 20), ("c", math.inf, 0.0)]
         made = those(*(running(name, keep=keep, used=at) for name, keep, at in ends))
         Models._set_timer(made)
-        made._running["/models/b"].leaving = True
+        made._running["b"].leaving = True
         Models._set_timer(made)
         made._running = {"x": running("x", used=NOW - 99)}
         Models._set_timer(made)
@@ -317,8 +317,8 @@ def test_requests_for_models_have_a_queue_and_all_fail_at_the_end():
 def test_only_a_loaded_model_can_be_unloaded():
     gone = running("g", leaving=True, used=NOW)
     made = those(running("a"), running("n", served=False), gone)
-    assert [made.unload(f"/models/{name}") for name in "angx"] == [True, False, False, False]
-    assert made._running["/models/a"].keep == 0
+    assert [made.unload(name) for name in "angx"] == [True, False, False, False]
+    assert made._running["a"].keep == 0
     assert made.left == [("a", "unused")]
 
 
@@ -346,12 +346,14 @@ def routing(made, offers=(), only=None):
 def test_what_a_list_says_of_a_model():
     made = those(running("a"), n_model=None)
     found = routing(made, [offer("a"), offer("b")])
-    data = json.loads(asyncio.run(found.listed(None)).body)["data"]
+    asked = SimpleNamespace(query_params={})
+    data = json.loads(asyncio.run(found.listed(asked)).body)["data"]
     for name, entry in zip("ab", data, strict=True):
         state = "loaded" if name == "a" else "unloaded"
         assert entry == {
             "id": name, "object": "model", "created": 0, "owned_by": "tamis", "type": "model",
             "display_name": name, "created_at": "1970-01-01T00:00:00+00:00",
+            "aliases": [], "tags": [],
             "meta": {"n_bytes": 10, "loaded": name == "a"}, "status": {"value": state},
         }  # fmt: skip
     one = asyncio.run(found.one(SimpleNamespace(path_params={"name": "a"})))

@@ -245,7 +245,7 @@ def test_the_servers_end_waits_for_no_pull_and_few_run_at_once(monkeypatch):
     monkeypatch.setattr(registry, "pull", lambda name, progress: over.wait(5))
 
     async def begun(n):
-        pulls = [ollama_routes._pulled("smollm2") for _ in range(n)]
+        pulls = [ollama_routes.pulled("smollm2") for _ in range(n)]
         first = [await anext(pull) for pull in pulls]
         later = [asyncio.ensure_future(anext(pull)) for pull in pulls]
         await asyncio.sleep(0.2)

@@ -343,17 +343,17 @@ def test_a_model_is_removed_by_its_very_name_and_no_file_else(installed):
     server = SimpleNamespace(serves=lambda path: False)
     for name in ("../a.gguf", "/m/a.gguf", "a", "", "A.gguf", "hf:a.gguf", "./a.gguf"):
         with pytest.raises(ApiError) as error:
-            ollama_routes._remove(server, name)
+            ollama_routes.remove(server, name)
         assert (error.value.status, error.value.code) == (404, "model_not_found")
     assert removed == []
-    ollama_routes._remove(server, "b.gguf")
+    ollama_routes.remove(server, "b.gguf")
     assert removed == [models[1]]
 
 
 @pytest.mark.parametrize("served", ["/m/b1.gguf", "/m/b2.gguf"])
 def test_a_model_of_which_any_part_is_served_stays(installed, served):
     with pytest.raises(ApiError) as error:
-        ollama_routes._remove(SimpleNamespace(serves=served.__eq__), "b.gguf")
+        ollama_routes.remove(SimpleNamespace(serves=served.__eq__), "b.gguf")
     assert (error.value.status, error.value.code) == (409, "in_use")
     assert installed[1] == []
 
@@ -368,7 +368,7 @@ def test_a_model_that_cannot_be_removed_is_said_to_stay(installed, monkeypatch, 
 
     monkeypatch.setattr(ollama_routes.registry, "remove", remove)
     with pytest.raises(ApiError, match=f"the model's file: {why}") as found:
-        ollama_routes._remove(SimpleNamespace(serves=lambda path: False), "b.gguf")
+        ollama_routes.remove(SimpleNamespace(serves=lambda path: False), "b.gguf")
     assert (found.value.status, found.value.code) == (500, "failed")
 
 

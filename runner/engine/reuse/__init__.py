@@ -1,0 +1,1 @@
+"""What a session holds, used again: at other positions, or compressed."""
