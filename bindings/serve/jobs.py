@@ -98,10 +98,10 @@ class Job:
 
 @dataclass(eq=False)
 class Keeping(Job):
-    """A slot's sequence saved to a file, restored from one, or erased."""
+    """A slot's sequence saved to a file, restored from one, erased or compressed."""
 
-    action: str = field(kw_only=True)  # save, restore or erase
-    path: str = field(kw_only=True)
+    action: str = field(kw_only=True)  # save, restore, erase or compress
+    path: str = field(kw_only=True)  # the file; of compress a KVzip, as its `parse` reads it
 
 
 @dataclass(eq=False)
@@ -143,6 +143,7 @@ class Counts:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cache_hits: int = 0  # prompts of which the prompt cache held more than slots did
+    compressed_tokens: int = 0  # tokens of prompts that were gone, as their text was compressed
     restored_tokens: int = 0  # tokens of these prompts that it restored
     cache_kept: int = 0  # bytes written to the prompt cache
     cache_restored: int = 0  # bytes restored from the prompt cache

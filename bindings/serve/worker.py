@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from tamis.engine.batch import Batch
 from tamis.engine.drafting import Drafting
 from tamis.engine.engine import Engine
 from tamis.engine.prompt_cache import PromptCache
+from tamis.engine.reuse.compressing import compress
 from tamis.engine.reuse.moved_chunks import move_chunks
 from tamis.engine.session import ContextError, Session
 from tamis.engine.session_file import SessionFileError
@@ -46,10 +47,12 @@ from tamis.formats.gguf import GGUFError
 from tamis.graph.topk_logits import Best
 from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
+from tamis.select.kvzip import KVzip
 from tamis.text.thinking import ThinkingBudget
 
 Reopen = Callable[[Sequence[float] | None], Session]
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about a step's own time
+MOST_ZIPPED = 64  # texts whose compressed KV cache is known
 WHOLE = 1 << 62  # all tokens of a sequence
 # additional tokens that make copying from another slot worth while: reading them takes several
 # steps
@@ -175,6 +178,15 @@ def _kept(job: Keeping, session: Session) -> Kept:
     return Kept(n, n_byte, time.monotonic() - begin)
 
 
+class _Zipped(NamedTuple):
+    """A text whose KV cache was compressed, and the tokens by which sessions now call it."""
+
+    scope: str
+    lora: tuple[float, ...] | None
+    tokens: list[int]
+    names: list[int]
+
+
 def _hidden(session: Session, ids: Sequence[int]) -> Generator[int, None, np.ndarray]:
     rows, done = [], 0
     for part in session.hidden(ids):
@@ -203,7 +215,8 @@ class Worker:
         drafting: one per session; it is used while only one answer is generated. cache: of prompts
         that slots no longer hold.
         """
-        self._cache = cache
+        self._cache, self._engine = cache, engine
+        self._zipped: deque[_Zipped] = deque(maxlen=MOST_ZIPPED)
         self._to_keep: list[_Slot] = []  # slots whose sequences are to be written to the cache
         self._reopen = reopen
         self._batch, self._file = Batch(engine), engine.loaded.file
@@ -349,6 +362,8 @@ class Worker:
             if job.action == "restore":
                 self._adapt(free[0], job)
             return free[0]
+        if isinstance(job, Completion) and job.cached and not job.reads_all:
+            self._shorten(job)
         if not isinstance(job, Completion) or job.reads_all or not job.cached:
             slot = min(free, key=lambda slot: slot.used)
             self._adapt(slot, job)
@@ -394,11 +409,52 @@ class Worker:
             if slot.drafting is not None:
                 slot.drafting = slot.drafting.moved_to(session)
 
-    def _keep_file(self, slot: _Slot, job: Keeping) -> None:
-        """Do a slot's action (save, restore, erase).
+    def _shorten(self, job: Completion) -> None:
+        """Call the beginning of a prompt as it is held compressed, if it is."""
+        for each in reversed(self._zipped):
+            n, k = len(each.tokens), len(each.names)
+            if (each.scope, each.lora) != (job.scope, job.lora) or len(job.prompt) <= n:
+                continue
+            if job.prompt[:n] == each.tokens and self._holds(each):
+                job.prompt = [*each.names, *job.prompt[n:]]
+                self.counts.compressed_tokens += n - k
+                return
 
-        Raises OSError, SessionFileError, ContextError.
+    def _holds(self, text: _Zipped) -> bool:
+        """Whether a compressed text is in a slot, or in the prompt cache."""
+        k = len(text.names)
+        for slot in self._slots:
+            same = (slot.scope, slot.lora) == (text.scope, text.lora)
+            if same and slot.session.tokens[:k] == text.names:
+                return True
+        if self._cache is None:
+            return False
+        return self._cache.holds(self._slots[0].session, text.names, text.scope) == k
+
+    def _compress(self, slot: _Slot, job: Keeping) -> None:
+        """Compress what a slot holds. Raises ApiError."""
+        begin, tokens = time.monotonic(), slot.session.tokens
+        if slot.scope != job.scope:
+            raise ApiError(400, "the slot holds nothing of this key", code="failed")
+        if slot.drafting is not None and slot.drafting.reads_tokens:
+            raise ApiError(400, "a draft model reads whole texts: start without", code="failed")
+        try:
+            n = compress(self._engine, slot.session, KVzip.parse(job.path))
+        except ValueError as error:
+            raise ApiError(400, str(error), code="failed") from None
+        if n < len(tokens):
+            self._zipped.append(_Zipped(slot.scope, slot.lora, tokens, slot.session.tokens))
+            self._to_keep.append(slot)
+        self._send(job, Kept(n, len(tokens), time.monotonic() - begin))
+
+    def _keep_file(self, slot: _Slot, job: Keeping) -> None:
+        """Do a slot's action (save, restore, erase, compress).
+
+        Raises OSError, SessionFileError, ContextError, ApiError.
         """
+        if job.action == "compress":
+            self._compress(slot, job)
+            return
         if job.action == "erase" and self._cache is not None:
             self._cache.evict(slot.session, slot.scope)
         self._send(job, _kept(job, slot.session))

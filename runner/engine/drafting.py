@@ -312,6 +312,13 @@ class Drafting(Generating):
         self._ahead: deque[tuple[int, np.ndarray]] = deque()
         self.n_drafted = self.n_taken = 0
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its drafter computes the session's tokens itself, as a draft model does."""
+        from tamis.engine.ngram_draft import NGramDraft
+
+        return not isinstance(self._draft, NGramDraft)
+
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
         """Do what Session.decode_best does, for a token that may be verified already."""
         row = self.take(token_id)

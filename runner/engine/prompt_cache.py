@@ -162,6 +162,11 @@ class PromptCache:
         self._make_room()
         return n_tokens
 
+    def holds(self, session: Session, ids: Sequence[int], scope: str = "") -> int:
+        """The number of a prompt's first tokens that are stored; of a session without states."""
+        tokens = np.asarray(ids, np.int32)
+        return self._find(self._root(session, scope), tokens, states=False).n_tokens
+
     def evict(self, session: Session, scope: str = "") -> None:
         """Evict the records of a session's sequence.
 

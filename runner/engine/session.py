@@ -636,7 +636,7 @@ class Session(Generating):
         model has some. The caller must ensure that the pages belong to these tokens; nothing checks
         it. Raises ValueError, ContextError, KVFileError, OutOfPagesError.
         """
-        tokens, before = self._checked(ids).tolist(), self.n_past
+        tokens, before = self._checked(ids, compressed=True).tolist(), self.n_past
         n = before + len(tokens)
         n_page, size = -(-len(tokens) // PAGE), page_bytes(self._loaded, self.kv_types)
         if before % PAGE:
@@ -853,8 +853,11 @@ class Session(Generating):
             self._kv.truncate(self.n_past)
             self._go_back()
 
-    def _checked(self, ids: Sequence[int]) -> np.ndarray:
-        """The ids as int32, all within the vocabulary and the context; checks the weights."""
+    def _checked(self, ids: Sequence[int], *, compressed: bool = False) -> np.ndarray:
+        """The ids as int32, all within the vocabulary and the context; checks the weights.
+
+        compressed: whether some may be those of a compressed text, below 0.
+        """
         self._check_open()
         check_ids(ids)
         self._loaded.file.check_unchanged()
@@ -862,7 +865,8 @@ class Session(Generating):
         if tokens.ndim != 1 or len(tokens) == 0:
             raise ValueError("no tokens: expected a sequence of at least one token id")
         n_vocab = self._loaded.hp.n_vocab
-        wrong = tokens[(tokens < 0) | (tokens >= n_vocab)]
+        least = -1 << 31 if compressed else 0
+        wrong = tokens[(tokens < least) | (tokens >= n_vocab)]
         if len(wrong):
             raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {n_vocab} tokens")
         if self.n_past + len(tokens) > self.n_ctx:

@@ -189,12 +189,15 @@ async def _slots(server: Server, request: Request) -> Response:
 
 
 async def _slot(server: Server, request: Request) -> Response:
-    """Save a slot's sequence to a file of the server's folder, or restore or erase it."""
+    """Save a slot's sequence to a file of the server's folder, or restore, erase or compress it."""
     slot, action = _number(request.path_params["slot"]), request.query_params.get("action")
-    if action not in ("save", "restore", "erase"):
-        raise invalid(f"action is {action!r}, expected save, restore or erase"[:200], "action")
+    if action not in ("save", "restore", "erase", "compress"):
+        expected = "expected save, restore, erase or compress"
+        raise invalid(f"action is {action!r}, {expected}"[:200], "action")
     if not 0 <= slot < server.n_slots:
         raise invalid(f"there is no such slot, expected 0 to {server.n_slots - 1}", "id")
+    if action == "compress":
+        return await _compress(server, request, slot)
     folder = server.settings.slot_folder
     if folder is None:
         raise ApiError(
@@ -226,6 +229,18 @@ async def _slot(server: Server, request: Request) -> Response:
     else:
         found |= {"n_erased": n}
     return JsonReply(found)
+
+
+async def _compress(server: Server, request: Request, slot: int) -> Response:
+    """Compress the KV cache of a slot to the share `keep` of its positions."""
+    keep = (await server.fields(request)).number("keep", 1 / 3, 0.01, 1)
+
+    def job(emit: Any) -> Keeping:
+        return Keeping([], emit, action="compress", path=str(keep), slot=slot)
+
+    kept = await server.run_kept(request, job)
+    found = {"id_slot": slot, "n_tokens": kept.n_byte, "n_kept": kept.n_token}
+    return JsonReply(found | {"timings": {"compress_ms": 1000 * kept.seconds}})
 
 
 def _number(text: str) -> int:
