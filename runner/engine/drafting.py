@@ -44,6 +44,7 @@ class Draft:
     watches = False  # whether it is passed the session's hidden rows
     n_max: int | None = None  # the tokens of its longest draft; None: Drafting's own limit
     own_steps = False  # whether the session's decode steps draft, so that every token is verified
+    reads_tokens = True  # whether it computes the session's tokens itself, as a draft model does
 
     @property
     def plans(self) -> Mapping[str, MemoryPlan]:
@@ -315,9 +316,7 @@ class Drafting(Generating):
     @property
     def reads_tokens(self) -> bool:
         """Whether its drafter computes the session's tokens itself, as a draft model does."""
-        from tamis.engine.ngram_draft import NGramDraft
-
-        return not isinstance(self._draft, NGramDraft)
+        return self._draft.reads_tokens
 
     def decode_best(self, token_id: int, n: int | None) -> Best | np.ndarray:
         """Do what Session.decode_best does, for a token that may be verified already."""

@@ -56,6 +56,8 @@ class NGramDraft(Draft):
     Raises ValueError for sizes out of range.
     """
 
+    reads_tokens = False
+
     def __init__(self, size_n: int = SIZE_N, size_m: int = SIZE_M) -> None:
         """Make a drafter; size_m: tokens of the longest draft, 1 to 15."""
         if not 1 <= size_n <= 64 or not 1 <= size_m <= SIZE_M:
