@@ -245,18 +245,18 @@ def test_models_that_turn_out_too_large_together_leave_the_longest_unused_first(
 def test_what_a_model_takes_is_known_once_it_is_loaded_and_then_others_leave(n_byte, left):
     made = those(running("a", n_byte=20, used=NOW - 1), n_byte=n_byte)
     mine, gone, other = request("x"), request("x", done=True), request("y")
-    made._requests, made._tight = [mine, gone, other], {"/models/x"}
+    made._requests, made._tight = [mine, gone, other], {"x"}
     made._turn = lambda: None
 
     async def loaded(wanted):
-        made._running[wanted.path] = one
+        made._running[wanted.name] = one
         return one
 
     one = running("x", n_byte=25)
     made._loaded = loaded
     asyncio.run(Models._load(made, offer("x")))
     assert made.left == left
-    assert (made._sizes["/models/x"], made._tight, made._loading) == (25, set(), None)
+    assert (made._sizes["x"], made._tight, made._loading) == (25, set(), None)
     assert (made._requests, mine.found.results, gone.found.results) == ([other], [one], [])
     assert (one.users, one.used) == (1, NOW)
 
