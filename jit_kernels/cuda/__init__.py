@@ -5,7 +5,8 @@ OPS = frozenset(
     [
         "add_positions", "attend", "attend_merge", "attend_pack", "attend_score_mod", "attend_sink",
         "audit_heads", "bank_begin", "bank_fetch", "bank_lookup", "bounded_decay", "cis_gate",
-        "cis_sets", "copy_candidates", "copy_kv",
+        "cis_sets", "cluster_estimate", "cluster_values", "cluster_zones", "copy_candidates",
+        "copy_kv",
         "copy_rows", "decay", "delta_add", "delta_rows", "embed",
         "entry_choose", "gate", "gate_clamped", "gate_rows", "gated_norm", "hash_ngrams",
         "head_choose", "head_score", "hip_estimate", "hip_means", "hip_search", "hip_select",

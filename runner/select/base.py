@@ -226,6 +226,8 @@ class SelectorState:
     sharing = False
     # Whether positions that one decode step leaves out are never read again.
     evicting = False
+    # Whether its output has a part for what decode steps leave out.
+    estimates = False
     # Arrays that both ops and `truncate` write: on a GPU they are copied in both directions.
     counters: tuple[np.ndarray, ...] = ()
     # Arrays that `phase` writes: on a GPU they are sent before the step.
@@ -519,6 +521,7 @@ class WrapperState(SelectorState):
         super().__init__(shape)
         self._inner = inner
         self.freezing, self.sharing, self.evicting = inner.freezing, inner.sharing, inner.evicting
+        self.estimates = inner.estimates
         self.counters, self.planned = inner.counters, inner.planned
         self.prepares, self.n_bytes = inner.prepares, inner.n_bytes
 

@@ -33,7 +33,16 @@ LONG = 8192  # prompts of so many tokens use LONG_PREFILL, which is close to den
 LONG_PREFILL = "delta(window:recent=2044):gamma=64"
 # The default for prompts of any length whose keys are shared with others.
 ANY_PREFILL = f"beyond({LONG_PREFILL}):least={LONG}"
-_NOT_METHODS = {"base", "in_numpy", "key_codes", "meter", "notation", "per_layer", "plugins"}
+_NOT_METHODS = {
+    "base",
+    "clusters",
+    "in_numpy",
+    "key_codes",
+    "meter",
+    "notation",
+    "per_layer",
+    "plugins",
+}
 
 
 class MethodError(ValueError):

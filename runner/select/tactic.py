@@ -50,11 +50,9 @@ from tamis.select.base import (
     new_selection,
     packed,
 )
+from tamis.select.clusters import CLUSTER, MAX_ITER, ClusteredState
 
-CLUSTER, STEP = "cluster", "step"
 ROUNDING = 1e-3  # of the longest value: float16 K and V, float32 sums
-MAX_ITER = 1000  # each is recorded
-LANES = 16  # clusters that are scored together
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,38 +208,12 @@ def budgets_joint(
     return counts
 
 
-class _State(SelectorState):
+class _State(ClusteredState):
     def __init__(self, params: Tactic, shape: SelectorShape) -> None:
-        super().__init__(shape)
+        super().__init__(params, shape)
         self._params = params
         self._n_row = shape.n_head if params.rows == "head" else shape.n_head_kv
-        # If everything is clustered at once, the one segment has room for the whole context.
-        whole = -(-shape.n_ctx // params.c) * params.c
-        self._segment = min(params.segment or whole, whole)
-        self._n_segment = -(-shape.n_ctx // self._segment)
-        self._n_slot = n_slot = -(-(shape.n_ctx // params.c) // LANES) * LANES
-        self.prepares = True
-        self._phase = CLUSTER
-        self._at = 0  # the step of the last clustering, 0 = none
-        # All layers are clustered at the same steps: see ops.TACTIC_SEED.
-        self._extent = np.full(3, params.sink, np.int64)
-        self._extent[2] = 0
-        self.counters = self.planned = (self._extent,)
-        n_kv, per_head = shape.n_head_kv, (shape.n_layer, shape.n_head_kv)
-        self._means = np.zeros((*per_head, n_slot, shape.head_dim), np.float16)
-        self._starts = np.zeros((*per_head, n_slot + 1), np.int32)
-        self._order = np.zeros((*per_head, shape.n_ctx), np.int32)
-        self.n_bytes = self._means.nbytes + self._starts.nbytes + self._order.nbytes
-        # Scratch that layers share.
-        self._centroids = np.zeros((n_kv, n_slot, shape.head_dim), np.float32)
-        self._norms = np.zeros((n_kv, n_slot), np.float32)
-        self._moving = np.zeros((n_kv, self._n_segment), np.int64)
-        # A GPU marks positions by their clusters and so stores the labels of all layers.
-        self._labels = np.zeros((shape.n_layer if shape.on_gpu else 1, n_kv, shape.n_ctx), np.int32)
-        self.n_bytes += self._labels.nbytes
-        self._cursor = np.zeros((n_kv, n_slot), np.int32)
-        self._panels = np.zeros((ops.TACTIC_WORKERS, (shape.head_dim + 3) * 32), np.float32)
-        self._scores = np.zeros((shape.n_head, n_slot), np.float32)
+        n_slot, n_kv = self._n_slot, shape.n_head_kv
         self._rank = np.zeros((shape.n_head, n_slot), np.int32)
         self._keep = np.zeros(shape.n_head, np.int32)
         if params.rows == "joint":
@@ -263,84 +235,10 @@ class _State(SelectorState):
         self._record_budget(rec, layer, q, kv)
         return self._record_selection(rec, layer)
 
-    def phase(self, step: int) -> str:
-        due = self._at == 0 or step >= self._at + self._params.period
-        self._phase = CLUSTER if due else STEP
-        if due:
-            self._at = step
-            self._extent[:] = self._planned(step)
-        return self._phase
-
-    def prepare_due(self, end: int) -> bool:
-        # Whole segments before the last `local` positions, as at a step at `end` - 1.
-        p, done = self._params, self._whole(int(self._extent[1]))
-        upto = self._whole(end - p.local)
-        if upto <= done:
-            return False
-        self._extent[:] = done, upto, (upto - p.sink) // p.c
-        return True
-
-    def _planned(self, pos: int) -> tuple[int, int, int]:
-        """The extent of a clustering at position pos: complete segments are not changed."""
-        p, segment = self._params, self._segment
-        n = max(0, pos + 1 - p.local - p.sink)
-        n_whole, n_rest = n // segment, n % segment
-        n -= n_rest if n_rest < p.c else 0
-        begin = min(self._whole(int(self._extent[1])), p.sink + n_whole * segment)
-        return begin, p.sink + n, n_whole * (segment // p.c) + n_rest // p.c
-
-    def _whole(self, end: int) -> int:
-        """The end of the last whole segment before `end`."""
-        sink = self._params.sink
-        return sink + max(0, end - sink) // self._segment * self._segment
-
-    def truncate(self, n_tokens: int) -> None:
-        if n_tokens < max(self._at, int(self._extent[1])):
-            self._at = 0
-            self._extent[1] = self._whole(min(n_tokens, int(self._extent[1])))
-
     def bounds(self, layer: int, report: np.ndarray) -> list[Bound]:
         mass, max_v = report[:, AUDIT.mass], report[:, AUDIT.max_v]
         name, allowed = "2 (1 - p) max|v| (Eq. 6)", 2 * (1 - mass) * max_v
         return [Bound(name, report[:, AUDIT.error], allowed, rounding=ROUNDING * max_v)]
-
-    def prepare(self, rec: Recording, layer: int, kv: KVView) -> None:
-        if self.shape.window[layer]:
-            return
-        p, shape, add = self._params, self.shape, rec.program.add
-        of_all: dict[str, Any] = {
-            "k_pages": kv.k,
-            "k_table": kv.k_table,
-            "extent": self._extent,
-            "centroids": self._centroids,
-            "norms": self._norms,
-            "moving": self._moving,
-            "n_head_kv": shape.n_head_kv,
-            "n_slot": self._n_slot,
-            "n_segment": self._n_segment,
-            "segment": self._segment,
-            "per_cluster": p.c,
-            "n_sink": p.sink,
-        }
-        means = self._means[layer]
-        seed = p.seed * shape.n_layer + layer
-        add(ops.TACTIC_SEED, (shape.head_dim,), means=means, seed=seed, **of_all)
-        of_all |= {"labels": self._labels_of(layer), "capacity": shape.n_ctx}
-        for _ in range(p.n_iter):
-            add(ops.TACTIC_ASSIGN, (shape.head_dim,), panels=self._panels, **of_all)
-            add(
-                ops.TACTIC_MEAN,
-                (shape.head_dim,),
-                means=means,
-                starts=self._starts[layer],
-                order=self._order[layer],
-                cursor=self._cursor,
-                **of_all,
-            )
-
-    def _labels_of(self, layer: int) -> np.ndarray:
-        """The clusters of a layer's positions; on the CPU they are scratch that layers share."""
-        return self._labels[layer % len(self._labels)]
 
     def _most_weighed(self) -> int:
         """The most positions that a head weights: first ones, windows or samples, unclustered ones.
@@ -355,17 +253,7 @@ class _State(SelectorState):
 
     def _record_budget(self, rec: Recording, layer: int, q: np.ndarray, kv: KVView) -> None:
         p, shape, heads = self._params, self.shape, (self.shape.head_dim, self.shape.group)
-        rec.program.add(
-            ops.TACTIC_SCORE,
-            heads,
-            cost=self._score_cost,
-            q=q,
-            extent=self._extent,
-            means=self._means[layer],
-            scores=self._scores,
-            n_head_kv=shape.n_head_kv,
-            n_slot=self._n_slot,
-        )
+        self.record_scores(rec, layer, q)
         common: dict[str, Any] = {
             "step": rec.step,
             "extent": self._extent,
@@ -426,11 +314,6 @@ class _State(SelectorState):
             given |= {"n_head": shape.n_head, "heads_per_kv": shape.group}
             rec.program.add(ops.TACTIC_RANK, **given, **common)
         return packed(rec, self._weighed, self._n_weighed)
-
-    def _score_cost(self, _n_tok: int, _pos: int) -> tuple[int, int]:
-        """The cost of the centroids: each is read once, for all heads of its KV head."""
-        shape, n = self.shape, int(self._extent[2]) * self.shape.head_dim
-        return 2 * shape.n_head_kv * n, 2 * shape.n_head * n
 
     def _budget_cost(self, _n_tok: int, pos: int) -> tuple[int, int]:
         """The cost of the keys that a head weights: first ones and two windows, or the samples.

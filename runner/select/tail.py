@@ -180,6 +180,11 @@ class _State(WrapperState):
         )
         self._params, self._metered = params, first.open(shape)
         super().__init__(shape, self._metered)
+        if self.estimates:
+            raise ValueError(
+                f"tail({type(params.inner).__name__}): expected a method that does not estimate "
+                "what it leaves out itself, such as topk"
+            )
         self.meter, self.lse = self._metered.meter, self._metered.lse
         # Scratch of one layer, shared by all with equally many rows.
         self._scratch: dict[int, dict[str, Any]] = {}

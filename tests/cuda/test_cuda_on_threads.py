@@ -36,6 +36,7 @@ FILES = (
     "recurrent.selective_scan",
     "recurrent.wkv",
     "attention.score",
+    "select.clusters",
     "select.common",
     "select.cpe",
     "select.delta",

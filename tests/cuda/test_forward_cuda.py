@@ -100,6 +100,8 @@ def test_an_architecture_is_its_float64_forward(arch, type_, tmp_path):
         "tail(window:sink=2,recent=20):samples=16",
         "twilight(topk:k=20,sink=2,recent=6):p=0.8",
         "twilight(dense):p=0.7",
+        "retroinfer:c=4,sink=2,local=8,segment=16,period=16,retrieve=0.2",
+        "double_p:c=4,sink=2,local=8,segment=16,period=16",
         "lfps:s=8,sink=2,local=8,budget=0.1@0+hip:k=8,b_k=2,l_d=0,sink=2,local=6,r_m=4@1",
     ],
 )

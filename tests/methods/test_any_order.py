@@ -41,6 +41,7 @@ METHODS = {
     "cpe": "cpe:k=6,sink=1,local=2,r=1,s=16,tau=-1,rows=group,psi=1",
     "delta": "delta(window:sink=4,recent=32,block=16)",
     "dense": "dense",
+    "double_p": "double_p:c=4,period=16,local=8",
     "double_sparsity": "double_sparsity:budget=40,sink=4,recent=8,s=4",
     "h2o": "h2o:budget=40,sink=4,s=8",
     "hip": "hip:k=32,b_k=4,b_sk=2,r_m=4,l_d=0,sink=4,local=16,rows=group",
@@ -50,6 +51,7 @@ METHODS = {
     "magicpig": "magicpig:K=3,L=6,dense=0,sink=4,recent=8,period=9",
     "metered": "metered(topk:k=24,sink=4,recent=8,rows=head):mass=0.9,samples=16",
     "quest": "quest:budget=64,page=8,dense=0,sink=4,recent=8",
+    "retroinfer": "retroinfer:c=4,period=16,local=8,retrieve=0.1",
     "snapkv": "snapkv:budget=40,window=8,sink=4",
     "tactic": "tactic:c=4,period=16,local=8",
     "tail": "tail(topk:k=24,sink=4,recent=8,rows=head):samples=16",
@@ -64,7 +66,17 @@ TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "f16"))  #
 OF_F16_KEYS = (("f16", "f16"), ("f16", "q8_0"), ("f16", "q4_0"))
 # They read keys, or K and V, themselves, and refuse other types.
 TYPES_OF = dict.fromkeys(
-    ("double_sparsity", "h2o", "hyperattention", "magicpig", "snapkv", "tactic", "vertical_slash"),
+    (
+        "double_p",
+        "double_sparsity",
+        "h2o",
+        "hyperattention",
+        "magicpig",
+        "retroinfer",
+        "snapkv",
+        "tactic",
+        "vertical_slash",
+    ),
     OF_F16_KEYS,
 ) | {"lfps": (("f16", "f16"),)}
 # Products of one row and of many differ by rounding: a state that is computed again in chunks is

@@ -111,6 +111,14 @@ EXAMPLES = {
         Example("twilight(magicpig:K=3,L=6,dense=0,recent=8)", None, 0),
         Example("twilight(dense):p=0.8", None, 0),
     ],
+    "retroinfer": [
+        Example("retroinfer:c=4,period=16,local=8,retrieve=0.2", None, 8),
+        Example("retroinfer:c=4,period=9,sink=0,local=1,estimate=0", None, 1),
+    ],
+    "double_p": [
+        Example("double_p:c=4,period=16,local=8", None, 8),
+        Example("double_p:c=1,p1=0.5,p2=0,period=7,sink=0,local=1", None, 1),
+    ],
     "auto": [
         Example("auto", None, 10_000),
         Example("auto:least=0,part=8,mass=0.3", None, 200),
@@ -204,6 +212,8 @@ COVERING = {
     "metered": ["metered(window:recent=512)", "metered(window:recent=9):mass=1"],
     "tail": ["tail(window:recent=512)", "tail(window:recent=9):most=0"],
     "twilight": ["twilight(window:recent=512):p=1", "twilight(dense):p=1"],
+    "retroinfer": ["retroinfer:local=512", "retroinfer:c=4,local=8,retrieve=1"],
+    "double_p": ["double_p:local=512", "double_p:c=4,local=8,p1=1,p2=1"],
     "auto": ["auto", "auto:least=0,mass=1"],
     "lfps": ["lfps:local=512", "lfps:sink=512,local=1"],
     "topk": ["topk:k=512", "topk:k=512,rows=head", "topk:k=0,recent=512"],

@@ -83,6 +83,8 @@ TEXTS = {
         "twilight(magicpig:K=3,L=6,dense=0)",
         "twilight(dense)",
     ],
+    "retroinfer": ["retroinfer", "retroinfer:c=4,retrieve=0.1,estimate=0,seed=2"],
+    "double_p": ["double_p", "double_p:p1=0.5,p2=0,c=8"],
     "per_layer": [
         "topk:k=24@0+lfps:budget=0.1,s=4@2",
         "h2o:budget=40@0-1+hshare:budget=90@2",

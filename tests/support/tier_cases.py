@@ -15,7 +15,7 @@ METHODS = [
 
 OTHERS = [
     "auto:least=0", "metered(window:recent=64)", "tail(window:recent=64)",
-    "twilight(window:recent=64)",
+    "twilight(window:recent=64)", "retroinfer:c=8", "double_p:c=8",
     "beyond(window:recent=64):least=200",
     "bigbird:recent=64", "delta(window:recent=64):gamma=16", "double_sparsity:budget=99",
     "h2o:budget=99", "hshare:budget=99", "hyperattention:block=16,sample=9,size=8,bits=3",

@@ -81,6 +81,7 @@ TENSORS = {f"tamis.{folder}" for folder in _BELOW}
 SELECT_SHARED = {
     "tamis.select",
     "tamis.select.base",
+    "tamis.select.clusters",
     "tamis.select.in_numpy",
     "tamis.select.key_codes",
     "tamis.select.meter",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tamis.jit_kernels.contract.ops.moe import *
     from tamis.jit_kernels.contract.ops.recurrent import *
     from tamis.jit_kernels.contract.ops.select.bigbird import *
+    from tamis.jit_kernels.contract.ops.select.clusters import *
     from tamis.jit_kernels.contract.ops.select.cpe import *
     from tamis.jit_kernels.contract.ops.select.delta import *
     from tamis.jit_kernels.contract.ops.select.double_sparsity import *

@@ -39,6 +39,13 @@ OWN = {
     },
     "double_sparsity": {"label": "share of the channels that keys are scored by"},
     "h2o": {"recent": "share of the budget that is the last tokens (the paper: half)"},
+    "double_p": {
+        "p1": "share of attention to the clusters that take part",
+        "p2": "share of it that is read; the rest is estimated",
+        "c": "tokens a cluster of keys",
+        "n_iter": "rounds of clustering at most",
+        "segment": "tokens clustered together; 0: all of them",
+    },
     "hip": {
         "budget": "tokens that the tree chooses",
         "b_k": "keys of a block, the leaves of the tree",
@@ -78,6 +85,13 @@ OWN = {
         "even": "share of a token's chance to be drawn that is the same for all",
     },
     "quest": {"page": "tokens of a page, which is chosen by its keys' bounds"},
+    "retroinfer": {
+        "retrieve": "share of the clusters that is read",
+        "estimate": "share of the clusters that is estimated",
+        "c": "tokens a cluster of keys",
+        "n_iter": "rounds of clustering at most",
+        "segment": "tokens clustered together; 0: all of them",
+    },
     "snapkv": {
         "budget": "tokens that a row keeps of a prompt",
         "recent": "last tokens of the prompt, whose queries choose",
