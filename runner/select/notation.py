@@ -38,6 +38,7 @@ _NOT_METHODS = {
     "clusters",
     "in_numpy",
     "key_codes",
+    "kvzip",
     "meter",
     "notation",
     "per_layer",
