@@ -131,7 +131,7 @@ class ModelDraft(Draft):
         session, drafted = self._session, list[int]()
         held = min(_same(session.tokens, tokens), len(tokens) - 1)
         session.truncate(held)
-        if n < 1 or len(tokens) > session.n_ctx:
+        if n < 1 or len(tokens) > session.n_ctx or min(tokens[held:]) < 0:  # rows of pictures
             return drafted
         left = list(tokens[held:])
         best = session.decode_best(left[0], 1) if len(left) == 1 else session.prefill(left)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from tamis.arch.load import load_model
 from tamis.engine.checks import typed
 from tamis.engine.loaded import LoadedModel
@@ -22,7 +24,9 @@ from tamis.model.placement import Place, on_one_device, on_two_devices
 from tamis.model.prepared import MOST, default_folder
 from tamis.model.repack import Filling, Preparing, repack
 from tamis.platform.processes import usable_cpus
+from tamis.text import picture_marks
 from tamis.text.tokenizer import Tokenizer
+from tamis.vision.book import Book
 
 # Modules of sessions are imported when one is opened: an error in a file is reported before.
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from tamis.engine.session import Progress, Session
     from tamis.select.base import Selector
     from tamis.text.chat_template import ChatTemplate
+    from tamis.vision.families.load import Embedded, Encoder
 
 MOST_ADAPTED = 8  # the most sets of adapters that are kept
 PRECISIONS = FAST, EXACT = "fast", "exact"  # of a prompt's activations: see Engine.load
@@ -51,6 +56,8 @@ class Engine:
         self.loaded = LoadedModel.of(file, model, vocab, places)
         self._filling = filling
         self._template: ChatTemplate | None = None
+        self._encoder: Encoder | None = None
+        self._book = Book()
 
     @staticmethod
     @typed
@@ -66,6 +73,7 @@ class Engine:
         prepare: bool | str | Path = True,
         prepare_max: int = MOST,
         precision: str = FAST,
+        mmproj: str | Path | None = None,
         progress: "Progress | None" = None,
     ) -> "Engine":
         """Open a GGUF file. Weights are mapped, not read.
@@ -82,7 +90,8 @@ class Engine:
         prepare: False keeps no copy of the weights on disk; a folder keeps it there, in place of
         the user's cache. prepare_max: bytes of all such copies; the least recently used ones are
         removed. precision: of a prompt's activations on the CPU, "fast" (8 bits with outliers as
-        floats) or "exact" (14 bits at half the speed). progress(stage, done, total). Raises
+        floats) or "exact" (14 bits at half the speed). mmproj: the
+        file of an encoder of pictures for this model. progress(stage, done, total). Raises
         FileNotFoundError, GGUFError, ArchError, TokenizerError, ValueError, CudaError, and
         ModelError for a name without a file, with the remedy.
         """
@@ -123,6 +132,7 @@ class Engine:
                 )
             report("load", 2, 3)
             engine = Engine(file, model, vocab, places, filling)
+            engine._encoder = None if mmproj is None else engine._open_encoder(mmproj)
         except BaseException:
             filling.stop()
             raise
@@ -207,7 +217,30 @@ class Engine:
         """
         from tamis.text.chat_template import encode_chat
 
-        return encode_chat(self.tokenizer, self.chat_template, messages)
+        ids_of = self._ids_of_mark if self._encoder is not None else None
+        return encode_chat(self.tokenizer, self.chat_template, messages, ids_of=ids_of)
+
+    @typed
+    def picture_mark(self, picture: bytes | str | Path) -> str:
+        """A text that stands for a picture where it is part of a message's content.
+
+        picture and errors: as for `embed_image`.
+        """
+        data = _bytes_of(picture)
+        self._embedded(data)  # an unusable one is an error now
+        return picture_marks.mark(self._book.add(data))
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Token ids of a text that may have marks of pictures, after BOS where it is expected."""
+        parts = [(text, False)]
+        if self._encoder is None or not picture_marks.numbers(text):
+            return self.encode(text)
+        ids = picture_marks.encode(self.tokenizer.encode_parts, parts, self._ids_of_mark)
+        bos = self.tokenizer.bos
+        return [bos, *ids] if self.tokenizer.add_bos and bos is not None else ids
+
+    def _ids_of_mark(self, number: int) -> list[int]:
+        return self.picture_ids(self._book.get(number))
 
     @typed
     def encode_pair(self, query: str, document: str) -> list[int]:
@@ -259,6 +292,58 @@ class Engine:
         if n_ubatch is None:
             n_ubatch = memory_plan.best_ubatch(self.loaded, n_ctx, kv)
         return memory_plan.plans(self.loaded, n_ctx, n_ubatch, kv)
+
+    def _open_encoder(self, path: str | Path) -> "Encoder":
+        """An encoder whose rows fit the model. Raises FileNotFoundError, GGUFError."""
+        from tamis.vision.families.load import Encoder
+
+        encoder = Encoder(path, self.backend)
+        if encoder.n_embd != self.hp.n_embd:
+            raise encoder.file.error(
+                f"is {encoder.n_embd}, this model's rows have {self.hp.n_embd} elements: the file "
+                "belongs to another model",
+                key="clip.vision.projection_dim",
+            )
+        return encoder
+
+    @property
+    def encoder(self) -> "Encoder | None":
+        """The encoder of pictures, if the engine was loaded with one."""
+        return self._encoder
+
+    @typed
+    def embed_image(self, picture: bytes | str | Path) -> np.ndarray:
+        """The rows that stand for a picture in a sequence, f32 [n, n_embd].
+
+        picture: a file's bytes, or its path. A picture that is cut into tiles has the rows of all
+        of them; models with rows for several layers have wider rows. Raises ValueError without an
+        encoder (see `load`: mmproj), PictureError, OSError, ImportError without Pillow.
+        """
+        rows = [part.values for part in self._embedded(picture) if not isinstance(part, str)]
+        return np.concatenate(rows)
+
+    @typed
+    def picture_ids(self, picture: bytes | str | Path) -> list[int]:
+        """Ids that stand for a picture in a prompt: its marks' tokens, and numbers of its rows.
+
+        These numbers are negative; the engine holds the rows of the pictures used last. picture and
+        errors: as for `embed_image`.
+        """
+        ids: list[int] = []
+        for part in self._embedded(picture):
+            if isinstance(part, str):
+                ids += self.tokenizer.encode_parts([(part, True)])
+            else:
+                ids += self.loaded.pictures.add(part)
+        return ids
+
+    def _embedded(self, picture: bytes | str | Path) -> "Embedded":
+        if self._encoder is None:
+            raise ValueError(
+                "this model was loaded without an encoder of pictures: give its mmproj file to "
+                "Engine.load"
+            )
+        return self._encoder.embed(_bytes_of(picture))
 
     def finish_repacking(self) -> None:
         """Wait until the weights have the layout that kernels read; sessions do so themselves."""
@@ -440,3 +525,8 @@ def _tier(kv_ram: int | None, kv_dir: str | Path | None, kv_unit: int) -> Tier |
     if kv_unit not in UNITS:
         raise ValueError(f"kv_unit is {kv_unit!r}, expected one of {', '.join(map(str, UNITS))}")
     return Tier(kv_ram, Path(kv_dir), kv_unit)
+
+
+def _bytes_of(picture: bytes | str | Path) -> bytes:
+    """The bytes of a picture's file. Raises OSError."""
+    return picture if isinstance(picture, bytes) else Path(picture).read_bytes()

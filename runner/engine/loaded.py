@@ -14,6 +14,7 @@ from tamis.model.hparams import HParams
 from tamis.model.model import Model
 from tamis.model.placement import Place
 from tamis.text.tokenizer import Tokenizer, tokenizer_for
+from tamis.vision.held import Pictures
 
 if TYPE_CHECKING:
     from tamis.engine.adapters import Adapters
@@ -37,6 +38,7 @@ class LoadedModel:
     adapted: dict[str, "tuple[Adapters, LoadedModel]"] = field(default_factory=dict)
     # The bases of quantised keys, by the name of the layer's tensor.
     _bases: dict[str, "KeyBasis"] = field(default_factory=dict)
+    pictures: Pictures = field(default_factory=Pictures)
     closed: threading.Event = field(default_factory=threading.Event)
 
     @staticmethod

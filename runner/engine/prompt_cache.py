@@ -29,6 +29,7 @@ from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.page_files import PageFiles, Record
 from tamis.kv.pages import OutOfPagesError
 from tamis.kv.unit_file import KVFileError
+from tamis.vision.held import whole_pictures
 
 LONGEST = 86400  # in tokens: longer conversations are due as if they had this many
 PAGE_SECONDS = 1e-3  # the time by which a page is due before its predecessor
@@ -131,13 +132,13 @@ class PromptCache:
         held, tokens = session.n_past, np.asarray(ids, np.int32)
         root, states = self._root(session, scope), session.has_states
         prefix = self._find(root, tokens[:-1] if states else tokens, states=states)
-        n_tokens = min(prefix.n_tokens, session.n_ctx, len(tokens) - 1)
+        n_tokens = whole_pictures(ids, min(prefix.n_tokens, session.n_ctx, len(tokens) - 1))
         if n_tokens < held + least:
             return held
         # Truncating recurrent layers computes tokens again, unless all are dropped.
         first = 0 if session.has_states else held // PAGE
         records = self._read(prefix, first, -(-n_tokens // PAGE))
-        n_tokens = min(n_tokens, (first + len(records)) * PAGE)
+        n_tokens = whole_pictures(ids, min(n_tokens, (first + len(records)) * PAGE))
         state = None
         if session.has_states:
             if n_tokens < prefix.n_tokens or prefix.end is None:

@@ -23,7 +23,7 @@ from tamis.engine.page_copies import page_bytes, read_pages, write_pages
 from tamis.engine.selected import Selected, selected
 from tamis.engine.session_file import SessionFile, SessionFileError
 from tamis.graph.audit import Audit
-from tamis.graph.device_graph import Own, Stage
+from tamis.graph.device_graph import Own, Rows, Stage
 from tamis.graph.forward import Forward
 from tamis.graph.topk_logits import MOST, Best
 from tamis.graph.workspace import HEAD_ROWS, workspaces
@@ -43,6 +43,7 @@ from tamis.select.base import Selector, SelectorShape, SelectorState
 from tamis.select.dense import Dense
 from tamis.select.meter import Mass, mass_of
 from tamis.text.tokenizer import Tokenizer
+from tamis.vision.held import Run
 
 Progress = Callable[[str, int, int | None], None]
 MAX_CTX = 1 << 24
@@ -109,6 +110,8 @@ class Session(Generating):
         report = None if progress is None else (lambda i, n: progress("compile", i, n))
         self._forward = Forward(model, self._stages, audit=own_audit, progress=report)
         self._tokens: list[int] = []
+        # of pictures in a grid: the tokens up to its end, and its positions less its tokens
+        self._grids: list[tuple[int, int]] = []
         self._closed = False
 
     def __repr__(self) -> str:
@@ -277,7 +280,8 @@ class Session(Generating):
         self._kv.reserve(self.n_past, self.n_past + 1)
         self._states.begin()
         try:
-            self._forward.decode(int(ids[0]), self.n_past, self.n_past, whole=whole)
+            places = self._places(Run(self.n_past, self.n_past + 1))
+            self._forward.decode(int(ids[0]), self.n_past, self.n_past, whole=whole, places=places)
         except BaseException:
             self._go_back()
             raise
@@ -299,7 +303,7 @@ class Session(Generating):
 
         It must have no audit, one device, and its KV cache in that device's memory.
         """
-        alone = self.audited or len(self._stages) > 1
+        alone = self.audited or len(self._stages) > 1 or bool(self._grids)
         return not alone and self._kv.resident and not self._stages[0].pauses
 
     @property
@@ -392,6 +396,7 @@ class Session(Generating):
         if not 0 <= n_tokens <= self.n_past:
             raise ValueError(f"cannot keep {n_tokens} tokens of {self.n_past}")
         del self._tokens[n_tokens:]
+        self._grids = [grid for grid in self._grids if grid[0] <= n_tokens]
         self._kv.truncate(n_tokens)
         self._drop(n_tokens)
         self._go_back()
@@ -415,11 +420,100 @@ class Session(Generating):
         if first < self.n_past:
             self._kv.reserve(first, self.n_past)  # copies pages that others hold, too
             self._drop(first)
-        for at in chunks(first, self.n_past, self.n_ubatch, self._few):
-            chunk = np.array(self._tokens[at.start : at.stop], np.int32)
+        for run in self._pieces(self._tokens, first, self._again):
             self._states.begin()
-            self._forward.prefill(chunk, at.start, range(first, self.n_past))
-            self._states.end(at.stop)
+            self._run(self._tokens, run, 0, range(first, self.n_past))
+            self._states.end(run.stop)
+
+    def _again(self, n: int) -> Iterator[range]:
+        """The chunks of n tokens that are run again."""
+        return chunks(0, n, self.n_ubatch, self._few)
+
+    def _pieces(
+        self, tokens: Sequence[int], first: int, cut: Callable[[int], Iterator[range]]
+    ) -> Iterator[Run]:
+        """The chunks of tokens[first:], of text or of one picture; cut: those of n text tokens.
+
+        Raises ValueError for a picture that is not held, or has no room in a chunk.
+        """
+        for run in self._loaded.pictures.runs(tokens[first:]):
+            start, n = first + run.start, run.stop - run.start
+            if run.rows is None:
+                for at in cut(n):
+                    yield Run(start + at.start, start + at.stop)
+                continue
+            if not run.rows.causal:
+                self._check_picture(run, n)
+            for row in range(0, n, self.n_ubatch):
+                stop = start + min(row + self.n_ubatch, n)
+                yield Run(start + row, stop, run.rows, run.first + row)
+
+    def _check_picture(self, run: Run, n: int) -> None:
+        """Raise ValueError unless all rows of a picture that see each other are in one chunk."""
+        assert run.rows is not None
+        whole = len(run.rows.values)
+        if n < whole:
+            raise ValueError(
+                f"the prompt has {n} of a picture's {whole} rows, which see each other: truncate "
+                "the sequence to the tokens before the picture"
+            )
+        if whole > self.n_ubatch:
+            raise ValueError(
+                f"a picture has {whole} rows, which are computed at once, n_ubatch is "
+                f"{self.n_ubatch}: raise n_ubatch to at least {whole}"
+            )
+
+    def _run(
+        self, tokens: Sequence[int], run: Run, past: int, prompt: range, *, lasting: bool = True
+    ) -> None:
+        """Run a chunk of tokens, from position past + run.start on."""
+        chunk = np.array(tokens[run.start : run.stop], np.int64)
+        own = run._replace(start=past + run.start, stop=past + run.stop)
+        places, rows = self._places(own), None
+        if run.rows is not None:
+            n = run.stop - run.start
+            values = run.rows.values[run.first : run.first + n]
+            rows = Rows(values, run.rows.causal)
+        self._forward.prefill(
+            np.maximum(chunk, 0).astype(np.int32),
+            own.start,
+            prompt,
+            lasting=lasting,
+            rows=rows,
+            places=places,
+        )
+        self._note_grid(own)
+
+    def _find_grids(self) -> None:
+        """Note the grids of all pictures that it holds. Raises ValueError as _pieces does."""
+        if self._loaded.model.hp.rope_sections and min(self._tokens, default=0) < 0:
+            for run in self._loaded.pictures.runs(self._tokens):
+                self._note_grid(run)
+
+    def _note_grid(self, run: Run) -> None:
+        """Note the positions that a picture in a grid takes, once all its rows are there."""
+        if run.rows is None or not any(run.rows.grid):
+            return
+        n = len(run.rows.values)
+        if run.first + run.stop - run.start == n and (run.stop, 0) > self._last_grid():
+            self._grids.append((run.stop, max(run.rows.grid) - n))
+
+    def _last_grid(self) -> tuple[int, int]:
+        return (self._grids[-1][0], 0) if self._grids else (-1, 0)
+
+    def _places(self, run: Run) -> np.ndarray | None:
+        """The positions of time, height and width of a run, int64 [n, 3]; None: as counted."""
+        in_grid = run.rows is not None and any(run.rows.grid)
+        if not self._grids and not in_grid:
+            return None
+        before = run.start - run.first if in_grid else run.start
+        shift = sum(more for end, more in self._grids if end <= before)
+        n = run.stop - run.start
+        if run.rows is None or not in_grid:
+            return np.tile(np.arange(run.start, run.stop)[:, None] + shift, (1, 3))
+        columns, at = run.rows.grid[0], np.arange(run.first, run.first + n)
+        own = np.stack([np.zeros(n, np.int64), at // columns, at % columns], axis=1)
+        return own + before + shift
 
     def _send_states(self) -> None:
         """Copy the recurrent states to where kernels read them."""
@@ -454,6 +548,11 @@ class Session(Generating):
             self.truncate(first)
             return
         before, model = self._tokens, self._loaded.model
+        if self._grids:
+            raise ValueError(
+                "the sequence has a picture with positions in a grid, whose keys cannot move: "
+                "truncate the sequence, and append what comes after the tokens again"
+            )
         gone, neox = range(first, end), model.arch.neox
         self._kv.reserve(first, self.n_past)  # copies pages that others hold, too
         self._fetch_kv()
@@ -580,6 +679,7 @@ class Session(Generating):
                 self._kv.write(i, self._keys(layer, k, other._bases.get(layer)), v)
             self._send_kv()
         self._tokens = other.tokens[:n_tokens]
+        self._grids = [grid for grid in other._grids if grid[0] <= n_tokens]
         other._fetch_states()
         self._states.copy(other._states, n_tokens)
         self._send_states()
@@ -653,6 +753,7 @@ class Session(Generating):
             write_pages(self._kv, self._loaded, before // PAGE, n, pages)
             self._send_kv()
             self._tokens += tokens
+            self._find_grids()
             if state is not None:
                 self._states.load(state, n)
                 self._send_states()
@@ -682,11 +783,11 @@ class Session(Generating):
         self._fetch_kv()
         pages = self._kv.pages_from(first)
         try:
-            for at in chunks(first, self.n_past, self.n_ubatch, self._few):
-                chunk = np.array(self._tokens[at.start : at.stop], np.int32)
+            prompt = range(first, self.n_past)
+            for run in self._pieces(self._tokens, first, self._again):
                 self._states.begin()
-                self._forward.prefill(chunk, at.start, range(first, self.n_past), lasting=False)
-                self._states.end(at.stop)
+                self._run(self._tokens, run, 0, prompt, lasting=False)
+                self._states.end(run.stop)
         finally:
             self._wait()
             self._kv.put_back(first, pages)
@@ -708,6 +809,11 @@ class Session(Generating):
         file has that name, which is not changed.
         """
         self._check_open()
+        if any(token < 0 for token in self._tokens):
+            raise ValueError(
+                "the sequence has pictures, which a session file has no room for: truncate it to "
+                "the tokens before the first one"
+            )
         session_file.check_replaced(Path(path))
         header: dict[str, Any] = {"model": self._fingerprint(), "tokens": self._tokens}
         header |= {"kv": self.kv_types} | ({"basis": BASIS} if self._bases else {})
@@ -838,25 +944,31 @@ class Session(Generating):
             self._kv.reserve(n_past, n_past + len(tokens))
             prompt = range(n_past, n_past + len(tokens))
             self._keep_states()
-            for at in of_prompt(len(tokens), self.n_ubatch, self._few):
-                chunk = tokens[at.start : at.stop]
+            numbers = tokens.tolist()
+            for run in self._pieces(numbers, 0, self._cut):
                 self._loaded.file.check_unchanged()
                 self._states.begin()
-                self._forward.prefill(chunk, n_past + at.start, prompt)
-                self._states.end(n_past + at.stop)
+                self._run(numbers, run, n_past, prompt)
+                self._states.end(n_past + run.stop)
                 self._keep_states()
                 if progress is not None:
-                    progress(at.stop, len(tokens))
-                yield chunk, at.stop == len(tokens)
-            self._tokens += tokens.tolist()
+                    progress(run.stop, len(tokens))
+                yield tokens[run.start : run.stop], run.stop == len(tokens)
+            self._tokens += numbers
         finally:
+            self._grids = [grid for grid in self._grids if grid[0] <= self.n_past]
             self._kv.truncate(self.n_past)
             self._go_back()
+
+    def _cut(self, n: int) -> Iterator[range]:
+        """The chunks of n tokens of a prompt."""
+        return of_prompt(n, self.n_ubatch, self._few)
 
     def _checked(self, ids: Sequence[int], *, compressed: bool = False) -> np.ndarray:
         """The ids as int32, all within the vocabulary and the context; checks the weights.
 
-        compressed: whether some may be those of a compressed text, below 0.
+        Negative ones stand for rows of pictures that the engine holds; compressed: they may also
+        be those of a compressed text.
         """
         self._check_open()
         check_ids(ids)
@@ -865,7 +977,9 @@ class Session(Generating):
         if tokens.ndim != 1 or len(tokens) == 0:
             raise ValueError("no tokens: expected a sequence of at least one token id")
         n_vocab = self._loaded.hp.n_vocab
-        least = -1 << 31 if compressed else 0
+        least = -1 << 31
+        if not compressed and (len(tokens) == 1 or not self._loaded.pictures.has_any):
+            least = 0
         wrong = tokens[(tokens < least) | (tokens >= n_vocab)]
         if len(wrong):
             raise ValueError(f"token id {wrong[0]} is outside the vocabulary of {n_vocab} tokens")

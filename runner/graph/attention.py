@@ -364,20 +364,33 @@ def _rotated_by(inv_freq: bytes, n_tok: int, by: int) -> Angles:
 
 
 def record_attention(
-    g: Graph, state: SelectorState, queries: Queries, kv: KVView, audit: Audit | None = None
+    g: Graph,
+    state: SelectorState,
+    queries: Queries,
+    kv: KVView,
+    audit: Audit | None = None,
+    *,
+    both_ways: bool = False,
 ) -> None:
-    """Record selection, attention and a method's later hooks; an audit checks a decode step."""
+    """Record selection, attention and a method's later hooks; an audit checks a decode step.
+
+    both_ways: the rows of a chunk see each other, later ones, too.
+    """
     rec, (layer, q, out, lse) = g.rec, queries
     program = rec.program
     program.part = SELECT
     choose = state.select_decode if rec.n_tok == 1 else state.select_prefill
-    selection = state.everything(rec) if g.model.arch.is_encoder else choose(rec, layer, q, kv)
+    if g.model.arch.is_encoder:
+        selection = state.everything(rec)
+    else:
+        selection = choose(rec, layer, q, kv)  # also where it is not read: methods take notes
+        selection = state.everything(rec) if both_ways else selection
     program.selections[layer] = selection
     if lse is None and rec.n_tok == 1:
         lse = state.lse
     chosen = Attended(rec.step, 1, selection, out, lse=lse)
     program.part = ATTEND
-    _record_attend(g, queries, kv, chosen)
+    _record_attend(g, queries, kv, chosen, both_ways=both_ways)
     program.part = SELECT
     for rows in state.also_attend(rec, layer, chosen):
         program.part = ATTEND
@@ -401,7 +414,9 @@ def n_split(n_row: int, n_part: int) -> int:
     return few if 32 * few * n_row >= 31 * n_part else n_part // math.gcd(n_row, n_part)
 
 
-def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Attended) -> None:
+def _record_attend(
+    g: Graph, queries: Queries, kv: KVView, rows: Attended, *, both_ways: bool = False
+) -> None:
     hp = g.hp.of_cache(queries.layer)
     ws, rec, sel = g.ws, g.rec, rows.sel
     partial, split, group = ws.partial, 1, hp.n_head // sel.n_row
@@ -410,6 +425,8 @@ def _record_attend(g: Graph, queries: Queries, kv: KVView, rows: Attended) -> No
     if g.model.arch.is_encoder:  # a window is centred on its token
         ahead = window // 2 if window else hp.n_ctx_train
         window = window // 2 + 1 if window else 0
+    elif both_ways:
+        ahead = rec.n_tok
     if g.model.has_score_mod or ahead:
         score_mod = {"cap": hp.attention_softcap, "slopes": g.model.slopes, "ahead": ahead}
     elif rec.n_tok == 1:

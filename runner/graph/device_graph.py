@@ -1,7 +1,7 @@
 """One device's part of a forward pass, recorded: Programs for prompt chunks and decode phases."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -43,6 +43,28 @@ class _Layer(NamedTuple):
     projected: int  # the op after its own K and V are in the pages
     ready: int  # the op after the frozen rows are corrected
     end: int
+
+
+class Rows(NamedTuple):
+    """The rows of a chunk that are given in place of token ids: those of a picture.
+
+    values: f32 [n, n_embd], and n_embd more for each of the first layers that get further rows.
+    """
+
+    values: np.ndarray
+    causal: bool = True  # whether each sees only itself and earlier ones
+
+
+class Kind(NamedTuple):
+    """What differs between Programs of the same method: see Stage.prefill and Stage.phase."""
+
+    given: bool = False  # rows are given, not token ids
+    both_ways: bool = False  # rows see later ones
+    n_deep: int = 0  # layers that get further rows
+    placed: bool = False  # the angles of positions are given
+
+
+TEXT = Kind()
 
 
 class Own(NamedTuple):
@@ -103,7 +125,8 @@ class Stage:
         # For the last position first: a method's kernels for long prompts are then loaded in time.
         last = self.state.prompt_phase(self.kv.capacity)
         self._chunks = {last: self._body(len(self.ws.ids))}
-        self._prefills: dict[str, tuple[LinkedProgram, list[_Layer]]] = {}
+        self._prefills: dict[tuple[str, Kind], tuple[LinkedProgram, list[_Layer]]] = {}
+        self._deep: list[np.ndarray] = []  # f32 [n_tok, n_embd]: further rows of the first layers
         phase = self.state.phase(0)
         self._decoding = phase, self._decode(None, None)
         first = self.state.prompt_phase(0)
@@ -112,7 +135,7 @@ class Stage:
         for program, _ in self._chunks.values():
             _check_readers(program, "prefill", self.kv.types)
         _check_readers(self._decoding[1], "attn", self.kv.types)
-        self._phases: dict[tuple[str, bool, int], LinkedProgram] = {}
+        self._phases: dict[tuple[str, bool, int, bool], LinkedProgram] = {}
 
     @property
     def specs(self) -> tuple[set[KernelSpec], set[KernelSpec]]:
@@ -125,10 +148,11 @@ class Stage:
     def open(self) -> None:
         """Link the recorded Programs, once the backend has loaded the kernels."""
         phase, decode = self._decoding
-        linked = {name: (self._linked(program), at) for name, (program, at) in self._chunks.items()}
-        self._prefills, self._chunks = linked, {}
+        for name, (program, at) in self._chunks.items():
+            self._prefills[name, TEXT] = self._linked(program), at
+        self._chunks = {}
         self._preparing = self._linked(self._prepare()) if self.state.prepares else None
-        self._phases = {(phase, False, 0): self._linked(decode)}
+        self._phases = {(phase, False, 0, False): self._linked(decode)}
 
     @property
     def pauses(self) -> bool:
@@ -156,14 +180,22 @@ class Stage:
         return self.place.output and self.layers.stop == self._model.hp.n_layer
 
     def prefill(
-        self, pos: int, n_tok: int, prompt: range, counting: bool, *, lasting: bool = True
+        self,
+        pos: int,
+        n_tok: int,
+        prompt: range,
+        counting: bool,
+        *,
+        lasting: bool = True,
+        kind: Kind = TEXT,
     ) -> None:
         """Run a chunk through the layers; prompt: the positions of all its chunks.
 
-        lasting: whether its K and V will stay, so that methods may prepare them.
+        lasting: whether its K and V will stay, so that methods may prepare them. kind: TEXT, or
+        that of a chunk whose rows or angles are given: see `give` and `set_angles`.
         """
         self.kv.begin(pos, n_tok)
-        program, layers = self._prefills[self.state.prompt_phase(pos)]
+        program, layers = self._chunk(self.state.prompt_phase(pos), kind)
         if not self.layers:
             self._run(program, range(len(program)), counting)
         for layer, at in zip(self.layers, layers, strict=True):
@@ -181,6 +213,33 @@ class Stage:
             self.backend.send(*self.state.planned)
             self._replay(self._preparing, 0, len(self._preparing))
         self.kv.finish(pos, n_tok)
+
+    def _chunk(self, phase: str, kind: Kind) -> tuple[LinkedProgram, list[_Layer]]:
+        """The Program of a chunk, recorded if there is none."""
+        if (phase, kind) not in self._prefills:
+            if (frozen := self.state.freezing) and kind.given:
+                raise MethodError(
+                    f"prefill freezes tokens (kv={frozen}), which pictures do not allow: choose "
+                    "another prefill"
+                )
+            program, layers = self._body(len(self.ws.ids), kind=kind)
+            self._prefills[phase, kind] = self._linked(program), layers
+        return self._prefills[phase, kind]
+
+    def give(self, deep: Sequence[np.ndarray]) -> None:
+        """Set the further rows of the first layers, f32 [n, n_embd] each."""
+        while len(self._deep) < len(deep):
+            self._deep.append(zeros(self.ws.x.shape, np.float32))
+        for to, values in zip(self._deep, deep, strict=False):
+            to[: len(values)] = values
+            self.backend.send(to)
+
+    def set_angles(self, rope: int, cos: np.ndarray, sin: np.ndarray) -> None:
+        """Set the angles of a chunk's positions, f32 [n, n_half] each."""
+        for name, values in (("cos", cos), ("sin", sin)):
+            rows = self.ws.rows(f"{name}.{rope}", values.shape[1])
+            rows[: len(values)] = values
+            self.backend.send(np.asarray(rows))
 
     def decode(self, pos: int, phase: LinkedProgram) -> None:
         """Run one token."""
@@ -200,17 +259,26 @@ class Stage:
             self.backend.send(*news)
         return program
 
-    def phase(self, step: int, audit: Audit | None, answer: np.ndarray | None) -> LinkedProgram:
+    def phase(
+        self,
+        step: int,
+        audit: Audit | None,
+        answer: np.ndarray | None,
+        *,
+        placed: bool = False,
+    ) -> LinkedProgram:
         """The decode Program of a step, recorded if there is none.
 
         answer: f32 [n_vocab], one of few buffers, receives the logits in place of the workspace.
+        placed: the angles of its position are given: see `set_angles`.
         """
         where = 0 if answer is None else answer.ctypes.data
-        key = self.state.phase(step), audit is not None, where
+        key = self.state.phase(step), audit is not None, where, placed
         if self.state.planned:
             self.backend.send(*self.state.planned)
         if key not in self._phases:
-            self._phases[key] = self._linked(self._decode(audit, answer))
+            kind = TEXT._replace(placed=placed)
+            self._phases[key] = self._linked(self._decode(audit, answer, kind))
         return self._phases[key]
 
     def _linked(self, program: Program) -> LinkedProgram:
@@ -241,7 +309,9 @@ class Stage:
             n_tok, pos, *_ = self.ws.step.tolist()
             program.count(n_tok, pos, part.start, part.stop)
 
-    def _body(self, n_tok: int, audit: Audit | None = None) -> tuple[Program, list[_Layer]]:
+    def _body(
+        self, n_tok: int, audit: Audit | None = None, kind: Kind = TEXT
+    ) -> tuple[Program, list[_Layer]]:
         """Record this device's layers, from token ids or ws.x to ws.x.
 
         Returns also their op numbers.
@@ -249,12 +319,12 @@ class Stage:
         The embedding is recorded before the first layer, if this device has it.
         """
         rec = new_recording(self.kv.program(self.ws.step), self.ws.step, n_tok)
-        around = _Around(self, audit)
+        around = _Around(self, audit, kind)
         g = Graph(self._model, self.ws, rec, around)
-        if self.place.embedding:
+        if self.place.embedding and not kind.given:
             record_embedding(g)
         if self.layers:
-            record_begin(g, self.layers, self.kv)
+            record_begin(g, self.layers, self.kv, placed=kind.placed)
         layers, end = [], 0
         for layer in self.layers:
             first = end
@@ -291,9 +361,13 @@ class Stage:
         n = self._model.hp.n_embd
         rec.program.add(ops.COPY_ROWS, rows=self.frozen, source=source, target=target, n=n)
 
-    def _decode(self, audit: Audit | None, answer: np.ndarray | None) -> Program:
+    def deep(self, layer: int, kind: Kind) -> np.ndarray | None:
+        """The further rows that are added to what a layer has made, if it gets any."""
+        return self._deep[layer] if layer < kind.n_deep else None
+
+    def _decode(self, audit: Audit | None, answer: np.ndarray | None, kind: Kind = TEXT) -> Program:
         """The Program of one token, which includes the logits if it `ends`."""
-        program, _ = self._body(1, audit)
+        program, _ = self._body(1, audit, kind)
         if self.ends:
             rec = new_recording(program, self.ws.step, 1)
             logits = self.ws.logits if answer is None else answer[None]
@@ -304,8 +378,8 @@ class Stage:
 class _Around(Hooks):
     """The KV cache, attention and token freezing of a stage, as hooks of the layers."""
 
-    def __init__(self, stage: Stage, audit: Audit | None) -> None:
-        self._stage, self._audit = stage, audit
+    def __init__(self, stage: Stage, audit: Audit | None, kind: Kind) -> None:
+        self._stage, self._audit, self._kind = stage, audit, kind
         self.projected = self.ready = 0  # see _Layer
 
     def append(
@@ -333,7 +407,9 @@ class _Around(Hooks):
         stage = self._stage
         kv = stage.view(g.model.kv_layer(layer))
         state = stage.state_of(layer)
-        record_attention(g, state, Queries(layer, q, out, lse), kv, self._audit)
+        both_ways = self._kind.both_ways
+        queries = Queries(layer, q, out, lse)
+        record_attention(g, state, queries, kv, self._audit, both_ways=both_ways)
         if isinstance(stage.state, IndexerState):
             stage.state.index = None
 
@@ -349,6 +425,8 @@ class _Around(Hooks):
         self.projected = self.ready = len(g.rec.program)
 
     def end(self, g: Graph, layer: int) -> None:
+        if (rows := self._stage.deep(layer, self._kind)) is not None:
+            mapped(g, rows, g.x, add=True)
         if self._freezes(g, layer):
             self._stage.record_copy(g.rec, self._stage.held, g.x)
 
@@ -414,8 +492,11 @@ def measure(model: Model) -> Needs:
     return ws.needs
 
 
-def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
-    """Record the beginning of a pass over these layers of a sequence: its angles and pages."""
+def record_begin(g: Graph, layers: range, kv: KVCache | None, *, placed: bool = False) -> None:
+    """Record the beginning of a pass over these layers of a sequence: its angles and pages.
+
+    placed: the angles are given.
+    """
     table, learned = g.model.weights.top.position_embd, None
     if g.model.arch.positions == "all" or (g.model.arch.positions and table):
         learned = table.vector()
@@ -423,7 +504,7 @@ def record_begin(g: Graph, layers: range, kv: KVCache | None) -> None:
     g.rec.program.transfer(g.rec.step, *rows)
     # Angles that no layer reads have no buffers.
     ropes = {g.model.rope_of(layer) for layer in layers}
-    for rope in sorted(r for r in ropes if f"cos.{r}" in g.model.needs.rows):
+    for rope in sorted(r for r in ropes if f"cos.{r}" in g.model.needs.rows and not placed):
         angles, found = g.angles(rope), g.frequencies(rope).of(kv.capacity if kv else 0)
         g.rec.program.add(
             ops.ROPE_TABLE,

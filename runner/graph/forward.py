@@ -8,13 +8,14 @@ import numpy as np
 
 from tamis.graph.audit import Audit
 from tamis.graph.context import Graph, Hooks
-from tamis.graph.device_graph import Stage, record_head
+from tamis.graph.device_graph import TEXT, Rows, Stage, record_head
 from tamis.graph.topk_logits import SPECS, Best, BestLogits
 from tamis.graph.workspace import HEAD_ROWS
 from tamis.jit_kernels.backends.base import Backend, LinkedProgram
 from tamis.jit_kernels.compile.workers import Progress
 from tamis.jit_kernels.contract.program import OpCost, Program
 from tamis.model.model import Model
+from tamis.model.rope import section_angles
 from tamis.platform.memory import huge_zeros
 from tamis.select.base import Recording
 
@@ -57,30 +58,65 @@ class Forward:
         """The most tokens of a chunk."""
         return len(self._ws.ids)
 
-    def prefill(self, ids: np.ndarray, pos: int, prompt: range, *, lasting: bool = True) -> None:
+    def prefill(
+        self,
+        ids: np.ndarray,
+        pos: int,
+        prompt: range,
+        *,
+        lasting: bool = True,
+        rows: Rows | None = None,
+        places: np.ndarray | None = None,
+    ) -> None:
         """Run a chunk of at most n_ubatch tokens from position pos on; its rows stay in ws.x.
 
-        prompt: the positions of all its chunks; lasting: whether its K and V will stay. Between
-        layers the interpreter handles signals, so Ctrl-C stops a long chunk.
+        prompt: the positions of all its chunks; lasting: whether its K and V will stay. rows: what
+        is given in place of the ids. places: as for `decode`, of each token. Between layers the
+        interpreter handles signals, so Ctrl-C stops a long chunk.
         """
+        kind = TEXT._replace(placed=places is not None)
         self._set(ids, pos, prompt)
+        if rows is not None:
+            n_embd = self._model.hp.n_embd
+            parts = np.split(rows.values, range(n_embd, rows.values.shape[1], n_embd), axis=1)
+            self._ws.x[: len(ids)] = parts[0]
+            self._stages[0].backend.send(self._ws.x[: len(ids)])
+            kind = kind._replace(given=True, both_ways=not rows.causal, n_deep=len(parts) - 1)
+            for stage in self._stages:
+                stage.give(parts[1:])
+        self._place(places)
         for before, stage in zip([None, *self._stages], self._stages, strict=False):
             self._pass_on(before, stage, len(ids))
-            stage.prefill(pos, len(ids), prompt, self._counting, lasting=lasting)
+            stage.prefill(pos, len(ids), prompt, self._counting, lasting=lasting, kind=kind)
         self._pass_on(self._last, self._ending, len(ids))
 
-    def decode(self, token_id: int, pos: int, step: int, *, whole: bool) -> None:
+    def _place(self, places: np.ndarray | None) -> None:
+        """Set the angles of a chunk's positions of time, height and width, int [n, 3]."""
+        if places is None:
+            return
+        model = self._model
+        angles = section_angles(model.hp, model.rope, places, model.arch.interleaved_sections)
+        for stage in self._stages:
+            stage.set_angles(0, *angles)
+
+    def decode(
+        self, token_id: int, pos: int, step: int, *, whole: bool, places: np.ndarray | None = None
+    ) -> None:
         """Run one token. `logits_of_step` returns its logits; `best` does too, if not `whole`.
 
-        whole: all logits are wanted, where Python reads them. Raises AuditError if a step is
-        audited and a bound is violated.
+        whole: all logits are wanted, where Python reads them. places: its positions of time, height
+        and width, int [1, 3]; None: all are `pos`. Raises AuditError if a step is audited and a
+        bound is violated.
         """
+        self._place(places)
         audit = self._audit if self._audit is not None and self._audit.due() else None
         free = (answer for answer in self._answers if answer.free)
         self._answer = next(free, None) if whole and self._last.ends else None
         logits = None if self._answer is None else self._answer.logits
         phases = [
-            stage.phase(step, audit, logits if stage is self._last else None)
+            stage.phase(
+                step, audit, logits if stage is self._last else None, placed=places is not None
+            )
             for stage in self._stages
         ]
         self._set(np.array([token_id], np.int32), pos, range(pos, pos + 1))

@@ -57,6 +57,32 @@ def rope_frequencies(
     return RopeFrequencies(stretched * (1.0 - keep) + plain * keep, scale)
 
 
+def section_angles(
+    hp: HParams, found: RopeFrequencies, places: np.ndarray, interleaved: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of positions of time, height and width, f32 [n, n_half] each.
+
+    places: int [n, 3]. Each rotary pair turns by the position of its section (M-RoPE, Wang et al.
+    2024, arXiv 2409.12191); pairs of a fourth section do not turn.
+    """
+    n = len(found.inv_freq)
+    sections = _sections(hp.rope_sections, n, interleaved=interleaved)
+    at = np.concatenate([places, np.zeros((len(places), 1), places.dtype)], axis=1)
+    angles = at[:, sections].astype(np.float64) * found.inv_freq
+    cos, sin = np.cos(angles) * found.scale, np.sin(angles) * found.scale
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _sections(sections: tuple[int, ...], n: int, *, interleaved: bool) -> np.ndarray:
+    """The section of each of n pairs: 0 time, 1 height, 2 width, 3 none."""
+    at = np.arange(n) % sum(sections)
+    if interleaved:
+        own = at % 3
+        return np.where(at < 3 * np.array(sections)[own], own, 3)
+    ends = np.cumsum(sections[:3])
+    return np.searchsorted(ends, at, side="right")
+
+
 def _of_text(sections: tuple[int, ...], n: int, *, interleaved: bool) -> np.ndarray:
     """Which of n pairs are rotated: text has the same position in all sections but the fourth."""
     at = np.arange(n) % sum(sections)

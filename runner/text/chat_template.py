@@ -6,6 +6,7 @@ from typing import Any, NoReturn, Protocol
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
+from tamis.text import picture_marks
 from tamis.text import tagged_text as usertext
 from tamis.text.template_sandbox import TemplateEnvironment, WorkLimit, size
 
@@ -152,9 +153,12 @@ def encode_chat(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool = True,
+    ids_of: Callable[[int], Sequence[int]] | None = None,
     **extra: Any,
 ) -> list[int]:
     """Return the tokens of a conversation, BOS included if the model wants one.
+
+    ids_of: the ids that stand for a picture, by the number of its mark (see ``picture_marks``).
 
     Control tokens are read in the template's own text only. The ids are those of the rendered
     text as long as no message has a control token in it. Where the template sees through no veil
@@ -162,7 +166,7 @@ def encode_chat(
     the template gets with veils: safe, though perhaps not what it would make of the text.
     """
     kwargs = {"add_generation_prompt": add_generation_prompt} | extra
-    return chat_ids(tokenizer, chat_parts(tokenizer, template, messages, **kwargs))
+    return chat_ids(tokenizer, chat_parts(tokenizer, template, messages, **kwargs), ids_of)
 
 
 def chat_parts(
@@ -173,6 +177,10 @@ def chat_parts(
     ``extra`` is that of ``ChatTemplate.render``.
     """
     parts = template.render_parts(messages, **extra)
+    try:
+        picture_marks.check_kept(usertext.strings([*messages]), parts)
+    except ValueError as e:
+        raise PromptError(str(e)) from None
     text = template.render(messages, **extra)
     if text != "".join(part for part, _ in parts):
         users = usertext.strings([*messages, extra])
@@ -181,9 +189,16 @@ def chat_parts(
     return parts
 
 
-def chat_ids(tokenizer: ChatTokenizer, parts: Iterable[tuple[str, bool]]) -> list[int]:
+def chat_ids(
+    tokenizer: ChatTokenizer,
+    parts: Iterable[tuple[str, bool]],
+    ids_of: Callable[[int], Sequence[int]] | None = None,
+) -> list[int]:
     """Return the tokens of ``chat_parts``, BOS included if the model wants one."""
-    ids = tokenizer.encode_parts(parts)
+    if ids_of is None:
+        ids = tokenizer.encode_parts(parts)
+    else:
+        ids = picture_marks.encode(tokenizer.encode_parts, parts, ids_of)
     if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
         ids.insert(0, tokenizer.bos)
     return ids

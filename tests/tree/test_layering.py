@@ -39,6 +39,8 @@ tamis.model
 tamis.kv  tamis.select
 tamis.graph
 tamis.graph.mixers
+tamis.vision
+tamis.vision.families
 tamis.arch
 tamis.text.calls
 tamis.grammar

@@ -16,6 +16,8 @@ from tamis.fetch.registry import CHAT, KNOWN, has_room
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     common.add_model_arguments(parser, auto=True)
+    common.add_picture_arguments(parser)
+    parser.set_defaults(shows_pictures=True)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
@@ -94,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
             tools = _tools(configs, arguments)
             stack.callback(tools.close)
         chat = repl.Chat(engine, session, params, arguments, drafts, tools)
+        for name in arguments.image:
+            chat.show(name)
         stack.callback(lambda: chat.engine.close())
         note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
         if lines.interactive() and (better := _better_model(engine.path.name)):

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     prompt.add_arguments(parser)
     common.add_model_arguments(parser, auto=True)
+    common.add_picture_arguments(parser)
     common.add_context_arguments(parser)
     common.add_audit_argument(parser)
     samplers.add_arguments(parser)
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     context.check(*prompt.count(path, text), arguments)
     params = samplers.for_model(params, arguments, path)
     engine = common.load_engine(arguments, progress, path)
-    ids = prompt.encode(engine, text, arguments)
+    ids = prompt.encode(engine, common.marked(engine, arguments, text), arguments)
     arguments.prefill = context.prefill(prefill, len(ids))
     chosen = context.choose(engine, arguments, len(ids), arguments.max_tokens)
     arguments.ctx, arguments.cache_type_k, arguments.cache_type_v = chosen[:3]

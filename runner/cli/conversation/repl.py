@@ -31,6 +31,7 @@ from tamis.cli.terminal.answer import (
 )
 from tamis.cli.terminal.progress import columns
 from tamis.platform.private_files import write_whole
+from tamis.vision.held import whole_pictures
 
 COMMANDS = {
     "help": ("", "this list"),
@@ -39,6 +40,7 @@ COMMANDS = {
     "retry": ("", "another answer to the last message; also /regen"),
     "edit": ("[TEXT]", "ask the last question anew, changed"),
     "read": ("FILE", "read a text, PDF or HTML file now, to ask about it next"),
+    "image": ("FILE", "show a picture, to ask about it next"),
     "tools": ("", "the tools of the servers of --mcp"),
     "think": ("[on|off]", "show the last thoughts, or all from now on"),
     "copy": ("", "copy the last answer to the clipboard"),
@@ -228,7 +230,7 @@ class Chat:
         if self._shifts and len(ids) > self._session.n_ctx * 3 // 4:
             messages, ids = self._shortened(messages, ids)
         # Only the part that the session lacks is read; at least one token, for its logits.
-        same = _common_prefix(self._session.tokens, ids[:-1])
+        same = whole_pictures(ids, _common_prefix(self._session.tokens, ids[:-1]))
         self._session.truncate(same)
         progress = common.Progress()
         writer = draft.drafting(self._session, self._drafts, self._arguments)
@@ -303,7 +305,7 @@ class Chat:
         """Token ids of the conversation; for a base model those of its concatenated texts."""
         ids: list[int]
         if self.completes:
-            ids = self._engine.tokenizer.encode("".join(m["content"] for m in messages))
+            ids = self._engine.encode_marked("".join(m["content"] for m in messages))
         elif self._tools is not None or any(m["role"] == "tool" for m in messages):
             from tamis.bindings.drop_in.chat import ChatFormat
 
@@ -376,6 +378,18 @@ class Chat:
             self._reply([*self._messages[: asked[-1]], {"role": "user", "content": rest}])
         else:
             self._replaced, self._draft = asked[-1], self._messages[asked[-1]]["content"]
+
+    def show(self, name: str) -> None:
+        """Make a picture part of the next question. Raises PictureError, ValueError, OSError."""
+        common.check_is_file(name)
+        self._texts.append(self._engine.picture_mark(Path(os.path.expanduser(name))))
+
+    def _do_image(self, rest: str) -> None:
+        """Show a picture's file to the model with the next question."""
+        if not rest:
+            raise ValueError("/image needs a file name")
+        self.show(rest)
+        note(f"[{rest} is part of the next question]")
 
     def _do_read(self, rest: str) -> None:
         """Read a file's text into the session now, so that answers about it begin at once."""

@@ -568,11 +568,58 @@ def load_engine(arguments: argparse.Namespace, progress: Progress, path: Path | 
         path,
         n_threads=arguments.threads,
         rope=rope_scaling(arguments),
+        mmproj=mmproj_file(arguments, path),
         progress=progress,
         **where,
     )
     progress.clear()
     return engine
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --mmproj and --image."""
+    group(parser, MODEL_GROUP).add_argument(
+        "-mm",
+        "--mmproj",
+        metavar="FILE",
+        help="the model's encoder of pictures, a GGUF file (default: the file beside the model "
+        "whose name has mmproj and the model's, once there is a picture)",
+    )
+    group(parser, "prompt").add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture that the prompt begins with: PNG, JPEG, WebP, GIF (its first frame), BMP, "
+        "PPM or TIFF; may be repeated (default: none)",
+    )
+
+
+def mmproj_file(arguments: argparse.Namespace, model: Path) -> Path | None:
+    """The file of --mmproj, or with --image the one beside the model. Raises UsageError."""
+    from tamis.vision.beside import find_mmproj
+
+    if (given := getattr(arguments, "mmproj", None)) is not None:
+        return Path(given)
+    asked, found = getattr(arguments, "image", None), None
+    if asked or getattr(arguments, "shows_pictures", False):
+        found = find_mmproj(model)
+    if not asked:
+        from tamis.vision.families.load import is_supported
+
+        return found if found is not None and is_supported(found) else None
+    if found is None:
+        raise UsageError(
+            f"there is no mmproj file beside {model.name}, which --image needs: name it with "
+            "--mmproj"
+        )
+    return found
+
+
+def marked(engine: Any, arguments: argparse.Namespace, text: str) -> str:
+    """The text after the marks of the pictures of --image. Raises PictureError, OSError."""
+    marks = [engine.picture_mark(Path(name)) for name in arguments.image]
+    return "\n".join([*marks, text]) if marks else text
 
 
 def warn_of_threads(n_thread: int | None) -> None:

@@ -119,7 +119,7 @@ def encode(engine: Any, text: str, arguments: argparse.Namespace) -> list[int]:
     A model without a chat template completes the text; a note says so.
     """
     if completes(engine, arguments):
-        ids: list[int] = engine.tokenizer.encode(text)
+        ids: list[int] = engine.encode_marked(text)
     else:
         ids = engine.encode_chat(messages(text, arguments.system))
     return ids

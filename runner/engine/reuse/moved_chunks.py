@@ -19,9 +19,9 @@ def move_chunks(session: Session, ids: Sequence[int], first: int, least: int) ->
     then begins with; what it holds after these is for the caller to truncate. Sessions with
     recurrent layers are left as they are. Raises KVFileError.
     """
-    if session.has_states:
-        return first
     tokens, prompt = np.asarray(session.tokens, np.int64), np.asarray(ids, np.int64)
+    if session.has_states or tokens.min(initial=0) < 0:  # pictures stay where they are
+        return first
     while len(prompt) - first >= least:
         start = _found(tokens, prompt[first : first + least], first + 1)
         if start is None:

@@ -1,0 +1,1 @@
+"""Pictures in: decoding, preprocessing, vision encoders and the projectors of mmproj files."""

@@ -1,0 +1,1 @@
+"""One file for each projector type, found by its name."""

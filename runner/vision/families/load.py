@@ -1,0 +1,131 @@
+"""An mmproj file on a backend: pictures become rows that stand in a text model's sequence."""
+
+import hashlib
+import importlib
+import pkgutil
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+
+import tamis.vision.families
+from tamis.formats.gguf import GGUFError, GGUFFile
+from tamis.jit_kernels.backends.base import Backend
+from tamis.model.weights import MissingTensor
+from tamis.vision.decoding import decode
+from tamis.vision.family import Family, Rows
+from tamis.vision.params import read_params
+from tamis.vision.resizing import normalized
+from tamis.vision.tower import Tower, tower_model
+from tamis.vision.weights import VisionLoader
+
+KEPT = 32  # pictures whose rows are kept
+ROUND = 256  # rows that a tower's room is rounded up to
+
+
+Embedded = list["str | Rows"]  # text, whose special tokens are parsed, and rows
+
+
+def known() -> list[str]:
+    """The names of the files of families."""
+    names = (m.name for m in pkgutil.iter_modules(tamis.vision.families.__path__))
+    return sorted(name for name in names if name != "load")
+
+
+def family_of(file: GGUFFile, projector: str) -> Family:
+    """The family of a projector type. Raises GGUFError naming the known ones."""
+    name = projector.replace(".", "_")
+    if name not in known():
+        what = f"{projector!r} is not supported; supported: {', '.join(known())}"
+        raise file.error(what, key="clip.projector_type")
+    found: Family = importlib.import_module(f"tamis.vision.families.{name}").FAMILY
+    return found
+
+
+def is_supported(path: Path) -> bool:
+    """Whether a file is an mmproj file of a known family."""
+    try:
+        with GGUFFile(path) as file:
+            family_of(file, read_params(file).projector)
+    except (GGUFError, OSError):
+        return False
+    return True
+
+
+class Encoder:
+    """An encoder of pictures and its projector."""
+
+    def __init__(self, path: str | Path, backend: Backend) -> None:
+        """Open an mmproj file. Raises FileNotFoundError, GGUFError."""
+        self.file = GGUFFile(path)
+        params = read_params(self.file)
+        family = family_of(self.file, params.projector)
+        try:
+            params = family.params(params)
+        except ValueError as error:
+            raise self.file.error(str(error)) from None
+        self.params, self.family = params, family
+        self.weights = VisionLoader(self.file, params).load(family.tensors(params))
+        self._model, self._backend = tower_model(params, self.weights, family), backend
+        self._tower: Tower | None = None
+        self._identity = self.file.identity()
+        self._last: OrderedDict[bytes, Embedded] = OrderedDict()  # by the digest of a file
+
+    @property
+    def n_embd(self) -> int:
+        """The width of the text model's rows."""
+        return self.params.n_out
+
+    def embed(self, data: bytes) -> Embedded:
+        """Text and rows that stand for a picture's file. Raises PictureError, ImportError.
+
+        What was embedded last is kept: a conversation asks for its pictures at each turn.
+        """
+        digest = hashlib.sha256(data).digest()
+        if digest not in self._last:
+            self._last[digest] = self.embed_pixels(decode(data))
+            if len(self._last) > KEPT:
+                self._last.popitem(last=False)
+        self._last.move_to_end(digest)
+        return self._last[digest]
+
+    def embed_pixels(self, pixels: np.ndarray) -> Embedded:
+        """Text and rows that stand for pixels uint8 [height, width, 3]. Raises PictureError."""
+        found: Embedded = [self.family.begin] if self.family.begin else []
+        for piece in self.family.cut(pixels, self.params):
+            found.append(piece if isinstance(piece, str) else self._rows(piece))
+        if self.family.end:
+            found.append(self.family.end)
+        return found
+
+    def _rows(self, tile: np.ndarray) -> Rows:
+        p, family = self.params, self.family
+        self.file.check_unchanged()
+        ny, nx = tile.shape[0] // p.patch_size, tile.shape[1] // p.patch_size
+        plan = family.plan(p, self.weights, nx, ny)
+        values = self._room(len(plan.order)).run(self._patches(tile), plan)
+        if plan.result is not None:
+            values = values[plan.result]
+        if family.finish is not None:
+            values = family.finish(values, plan, self)
+        digest = hashlib.sha256(self._identity + repr(tile.shape).encode() + tile.tobytes())
+        grid = plan.grid if family.in_grid else (0, 0)
+        return Rows(np.ascontiguousarray(values), digest.digest(), grid, family.causal)
+
+    def _patches(self, tile: np.ndarray) -> np.ndarray:
+        """Patches in raster order, f32 [n, 3 * size * size]: channel, row, column."""
+        p, size = self.params, self.params.patch_size
+        ny, nx = tile.shape[0] // size, tile.shape[1] // size
+        x = normalized(tile, p.mean, p.std).reshape(ny, size, nx, size, 3)
+        return x.transpose(0, 2, 4, 1, 3).reshape(ny * nx, -1)
+
+    def _room(self, n: int) -> Tower:
+        """The recorded encoder, with room for n rows."""
+        if self._tower is None or self._tower.most < n:
+            most = -(-n // ROUND) * ROUND
+            parts = self._backend, most
+            try:
+                self._tower = Tower(self._model, self.weights, self.family, self.params, parts)
+            except MissingTensor as error:
+                raise self.file.error("the tensor is missing", key=str(error)) from None
+        return self._tower
