@@ -468,21 +468,21 @@ class Session(Generating):
     ) -> None:
         """Run a chunk of tokens, from position past + run.start on."""
         chunk = np.array(tokens[run.start : run.stop], np.int64)
-        own = run._replace(start=past + run.start, stop=past + run.stop)
-        places, rows = self._places(own), None
+        placed = run._replace(start=past + run.start, stop=past + run.stop)
+        places, rows = self._places(placed), None
         if run.rows is not None:
             n = run.stop - run.start
             values = run.rows.values[run.first : run.first + n]
             rows = Rows(values, run.rows.causal)
         self._forward.prefill(
             np.maximum(chunk, 0).astype(np.int32),
-            own.start,
+            placed.start,
             prompt,
             lasting=lasting,
             rows=rows,
             places=places,
         )
-        self._note_grid(own)
+        self._note_grid(placed)
 
     def _find_grids(self) -> None:
         """Note the grids of all pictures that it holds. Raises ValueError as _pieces does."""
@@ -512,8 +512,8 @@ class Session(Generating):
         if run.rows is None or not in_grid:
             return np.tile(np.arange(run.start, run.stop)[:, None] + shift, (1, 3))
         columns, at = run.rows.grid[0], np.arange(run.first, run.first + n)
-        own = np.stack([np.zeros(n, np.int64), at // columns, at % columns], axis=1)
-        return own + before + shift
+        grid = np.stack([np.zeros(n, np.int64), at // columns, at % columns], axis=1)
+        return grid + before + shift
 
     def _send_states(self) -> None:
         """Copy the recurrent states to where kernels read them."""

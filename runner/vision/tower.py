@@ -174,7 +174,7 @@ class _Windows(SelectorState):
 
 
 class _OwnPages(Hooks):
-    """Keys and values of a layer's rows in pages that all layers share."""
+    """K and V of a layer's rows in pages that all layers share."""
 
     def __init__(self, kv: KVView, states: Callable[[int], SelectorState]) -> None:
         self._kv, self._states = kv, states
