@@ -117,7 +117,7 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             words = argv[argv.index(name) + 1 :]
             settings.apply(command, name, words)
-            command.set_defaults(run=module.run, words=words)
+            command.set_defaults(run=module.run, argv=words)
             parser.command = command
     return parser
 

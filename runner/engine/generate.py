@@ -93,8 +93,9 @@ class Generating:
         ValueError for max_tokens below 0.
         """
         check_count("max_tokens", max_tokens)
-        held = [token for token in self.tokens if token >= 0]  # the others are compressed
-        sampler = sampler_of(params or SamplerParams(), self.tokenizer, [*held, *ids], grammar)
+        # Those below 0 stand for pictures or for a compressed text.
+        read = [token for token in [*self.tokens, *ids] if token >= 0]
+        sampler = sampler_of(params or SamplerParams(), self.tokenizer, read, grammar)
         logits = self.prefill(ids, progress)
         n_max = self.n_free if max_tokens is None else min(self.n_free, max_tokens)
         try:

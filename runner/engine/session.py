@@ -486,7 +486,7 @@ class Session(Generating):
 
     def _find_grids(self) -> None:
         """Note the grids of all pictures that it holds. Raises ValueError as _pieces does."""
-        if self._loaded.model.hp.rope_sections and min(self._tokens, default=0) < 0:
+        if self._loaded.model.hp.rope_sections and self._loaded.pictures.stand_in(self._tokens):
             for run in self._loaded.pictures.runs(self._tokens):
                 self._note_grid(run)
 
@@ -809,7 +809,7 @@ class Session(Generating):
         file has that name, which is not changed.
         """
         self._check_open()
-        if any(token < 0 for token in self._tokens):
+        if self._loaded.pictures.stand_in(self._tokens):
             raise ValueError(
                 "the sequence has pictures, which a session file has no room for: truncate it to "
                 "the tokens before the first one"

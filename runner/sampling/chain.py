@@ -339,11 +339,8 @@ class Sampler:
             step.accept(int(token_id))
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Append the tokens of a prompt to the history of all steps that consider the prompt.
-
-        Negative numbers, which stand for rows of pictures, are left out.
-        """
-        ids = [number for token_id in token_ids if (number := int(token_id)) >= 0]
+        """Append the tokens of a prompt to the history of all steps that consider the prompt."""
+        ids = [int(token_id) for token_id in token_ids]
         for end in (min(ids), max(ids)) if ids else ():
             self._check_id(end, "read got")
         for step in self.steps:

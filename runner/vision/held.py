@@ -34,7 +34,12 @@ class Pictures:
         self._most, self._n_bytes = most, 0
         self._held: OrderedDict[bytes, tuple[Rows, list[int]]] = OrderedDict()
         self._at: dict[int, tuple[bytes, int]] = {}  # by id: the picture's key and the row
+        self._given: set[int] = set()  # ids of all pictures, also of those that are not held now
         self._lock = threading.Lock()
+
+    def stand_in(self, ids: Sequence[int]) -> bool:
+        """Whether any of these ids stands for a row of a picture, held or not."""
+        return not self._given.isdisjoint(ids)
 
     @property
     def has_any(self) -> bool:
@@ -51,6 +56,7 @@ class Pictures:
             digest = hashlib.shake_256(rows.key).digest(4 * n)
             ids = (-1 - (np.frombuffer(digest, "<u4") >> 1).astype(np.int64)).tolist()
             self._held[rows.key] = rows, ids
+            self._given.update(ids)
             self._at |= {number: (rows.key, i) for i, number in enumerate(ids)}
             self._n_bytes += rows.values.nbytes
             while self._n_bytes > self._most and len(self._held) > 1:

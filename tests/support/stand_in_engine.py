@@ -122,6 +122,10 @@ class FakeEngine:
         self.chats.append([dict(m) for m in messages])
         return [3, *"".join(m["content"] for m in messages).encode(), 4]
 
+    def encode_marked(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids
+
     def memory_plan(self, _n_ctx: int, **_options: Any) -> MemoryPlan:
         return MemoryPlan(1 << 20, 2 << 20, 3 << 20, 16 << 20)
 

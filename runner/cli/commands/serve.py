@@ -573,7 +573,7 @@ class Source:
         where = f"{self._usual.arguments.models_preset} [{preset.name}]"
         if path is None and "model" not in preset.flags:
             raise UsageError(f"{where}: no such model is installed: add model = FILE or hf-repo")
-        found = presets.arguments_of(add_arguments, self._usual.arguments.words, preset)
+        found = presets.arguments_of(add_arguments, self._usual.arguments.argv, preset)
         found.model = found.model or path
         try:
             return _How.of(found, _settings(found, self._usual.settings.access))

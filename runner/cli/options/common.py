@@ -597,13 +597,14 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 def mmproj_file(arguments: argparse.Namespace, model: Path) -> Path | None:
     """The file of --mmproj, or with --image the one beside the model. Raises UsageError."""
-    from tamis.vision.beside import find_mmproj
-
     if (given := getattr(arguments, "mmproj", None)) is not None:
         return Path(given)
-    asked, found = getattr(arguments, "image", None), None
-    if asked or getattr(arguments, "shows_pictures", False):
-        found = find_mmproj(model)
+    asked = getattr(arguments, "image", None)
+    if not asked and not getattr(arguments, "shows_pictures", False):
+        return None
+    from tamis.vision.beside import find_mmproj
+
+    found = find_mmproj(model)
     if not asked:
         from tamis.vision.families.load import is_supported
 

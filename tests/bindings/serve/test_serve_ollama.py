@@ -247,16 +247,18 @@ def test_the_servers_end_waits_for_no_pull_and_few_run_at_once(monkeypatch):
     async def begun(n):
         pulls = [ollama_routes.pulled("smollm2") for _ in range(n)]
         first = [await anext(pull) for pull in pulls]
-        later = [asyncio.ensure_future(anext(pull)) for pull in pulls]
+        later = [asyncio.ensure_future(anext(pull, None)) for pull in pulls]
         await asyncio.sleep(0.2)
         return first, [task.result() for task in later if task.done()]
 
     begin = time.monotonic()
-    first, told = asyncio.run(begun(ollama_routes.MOST_PULLS + 2))
+    most = ollama_routes.MOST_PULLS
+    first, told = asyncio.run(begun(most + 2))
     assert time.monotonic() - begin < 3
     over.set()
-    assert first[-1] == {"status": "pulling manifest"}
-    assert [list(line) for line in told] == [["error"]] * 2
+    assert first[:most] == [{"status": "pulling manifest"}] * most
+    assert [list(line) for line in first[most:]] == [["error"]] * 2
+    assert told == [None, None]  # those that were refused are over, the others wait
 
 
 def test_what_a_models_file_has_that_json_has_not_is_left_as_nothing(monkeypatch, client):

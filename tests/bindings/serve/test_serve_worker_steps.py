@@ -100,6 +100,7 @@ def working(*sessions, cache=None, reopen=None):
     made._slots = [_Slot(session, TOKENIZER, None) for session in sessions]
     made._waiting, made._served, made._refused = deque(), {}, []
     made._outbox, made._to_keep, made._cache, made._reopen = [], [], cache, reopen
+    made._zipped = deque()
     made.counts, made._flushed = Counts(), lambda: None
     made._heads = SimpleNamespace(pooling_or_mean="mean", pooled=lambda rows, how: (how, rows))
     made._file = SimpleNamespace(check_unchanged=lambda *, thorough: None)
