@@ -140,7 +140,7 @@ def source(folder, text, *words):
     parser = Parser()
     serve.add_arguments(parser)
     given = parser.parse_args(words)
-    given.words = words
+    given.argv = words
     return serve.Source(given, serve._settings(given, serve._access(given)))
 
 

@@ -107,7 +107,7 @@ def test_recall_changes_no_key(engine, attn):
             Engine.load,
             {"n_threads": None, "library": None, "device": "cpu", "n_gpu_layers": -1,
              "offload_kqv": True, "rope": None, "prepare": True, "prepare_max": 64 << 30,
-             "precision": "fast", "progress": None},
+             "precision": "fast", "mmproj": None, "progress": None},
         ),
         (
             Engine.session,

@@ -68,6 +68,8 @@ DEFAULTS = {
     "cpe": "CPE(s=16, tau=0.8, join=0.8, r=1, k=432, sink=16, local=64, phi=0.7, alpha=1.0, "
     "psi=0.5, gamma=1.0, kv='project', rows='union')",
     "dense": "Dense()",
+    "double_p": "DoubleP(p1=0.95, p2=0.7, c=16, n_iter=10, period=1024, sink=4, local=64, "
+    "segment=8192, seed=0)",
     "double_sparsity": "DoubleSparsity(budget=1024, label=0.25, s=32, sink=4, recent=64, "
     "rows='group')",
     "h2o": "H2O(budget=1024, recent=0.5, sink=4, s=128, rows='group')",
@@ -83,6 +85,8 @@ DEFAULTS = {
     "quest": "Quest(budget=1024, page=16, dense=2, sink=4, recent=16, rows='head')",
     "snapkv": "SnapKV(budget=1024, window=32, kernel=7, pool='max', ada=0.0, beta=1.0, sink=4, "
     "rows='group')",
+    "retroinfer": "RetroInfer(c=16, retrieve=0.018, estimate=0.232, n_iter=10, period=1024, "
+    "sink=4, local=64, segment=8192, seed=0)",
     "tactic": "Tactic(P=0.9, c=32, n_iter=10, first=0.02, period=2048, sink=4, local=256, "
     "segment=8192, sample=0, margin=0.5, outside='counted', rows='group', reach=0.7, seed=0)",
     "topk": "TopK(k=512, sink=4, recent=64, rows='group')",
@@ -96,6 +100,7 @@ WRAPPERS = {
     "metered": "Metered(inner=..., mass=0.95, samples=128, even=0.3, seed=0)",
     "tail": "Tail(inner=..., epsilon=0.1, delta=0.1, bound='output', samples=128, even=1.0, "
     "most=0.5, seed=0)",
+    "twilight": "Twilight(inner=..., p=0.95)",
 }
 
 

@@ -769,6 +769,6 @@ def test_white_space_stands_between_any_two_parts_of_a_call(space):
         ("g", {}),
     ]
     gemma = "{ a : 1 , b : [ ] , c : { } , d : [ 1 , <q>x<q> , ] , <q>e<q> : <q> <q> } "
-    assert syntax.gemma_arguments(gemma.replace(" ", space), "<q>") == {
+    assert gemma_arguments(gemma.replace(" ", space), "<q>") == {
         "a": 1, "b": [], "c": {}, "d": [1, "x"], "e": space
     }  # fmt: skip
