@@ -817,6 +817,8 @@ class Session(Generating):
         session_file.check_replaced(Path(path))
         header: dict[str, Any] = {"model": self._fingerprint(), "tokens": self._tokens}
         header |= {"kv": self.kv_types} | ({"basis": BASIS} if self._bases else {})
+        if min(self._tokens, default=0) < 0:
+            header["compressed"] = True
         session_file.write(Path(path), header, self._arrays())
 
     @typed
@@ -878,7 +880,8 @@ class Session(Generating):
             raise saved.error("has no list of token ids")
         self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
         # Tokens below 0 are those of a compressed text: see engine/reuse/compressing.py.
-        if wrong := [token for token in tokens if not -1 << 31 <= token < hp.n_vocab]:
+        least = -1 << 31 if header.get("compressed") is True else 0
+        if wrong := [token for token in tokens if not least <= token < hp.n_vocab]:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
         # Files from before types could be chosen have none.
         if not isinstance(kv, list | KVTypes) or len(kv) != 2:

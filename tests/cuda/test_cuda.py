@@ -311,7 +311,8 @@ def test_ptxas_takes_it_and_almost_nothing_spills(compiled, spec, name, tmp_path
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr)) <= 128
-        assert launch["shared"] <= 160 << 10
+        # the most that a block has: 163 KB before Hopper, there 227
+        assert launch["shared"] <= (227 if target.name == "sm_90a" else 160) << 10
 
 
 def test_a_kernel_must_take_the_fields_of_its_op(monkeypatch):

@@ -49,6 +49,8 @@ WRONG = {
     "all tokens beyond": changed(tokens=[2**31 - 1] * len(IDS)),
     "a token of 64 bits": changed(tokens=[*IDS[:-1], 2**63]),
     "a negative token": changed(tokens=[-1, *IDS[1:]]),
+    "a negative token that is said to be nothing": changed(tokens=[-1, *IDS[1:]], compressed=1),
+    "a compressed token of 64 bits": changed(tokens=[-(2**31) - 1, *IDS[1:]], compressed=True),
     "a token that is a fraction": changed(tokens=[1.5, *IDS[1:]]),
     "a token that is a switch": changed(tokens=[True, *IDS[1:]]),
     "a token that is a text": changed(tokens=["3", *IDS[1:]]),
