@@ -45,6 +45,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def mtmd():
+    pytest.importorskip("xllamacpp", reason="mtmd is in the wheel xllamacpp, no dependency of ours")
     return MtmdOracle()
 
 

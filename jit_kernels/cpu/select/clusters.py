@@ -105,7 +105,7 @@ def cluster_zones(group: int) -> Any:
                 total += a.shares[h, c] if a.by_share == 1 else 1.0
             a.bars[h, 0] = bar_of(a, h, n, a.exact * total) if a.exact > 0.0 else 0x7F800000
             a.bars[h, 1] = bar_of(a, h, n, a.both * total) if a.both > 0.0 else 0x7F800000
-            for word in range(a.capacity // 64):
+            for word in range(a.n_word):
                 a.marks[h, word] = 0
             count, shares = 0, a.shares[h] + 0
             for c in range(n):

@@ -112,7 +112,7 @@ def cluster_zones(group: int) -> list[Launch]:
     def mark(a, h, n, bar, parts):
         """Mark the positions of the clusters that are read, and count them."""
         shares, marks, mine = address(a.shares[h]), address(a.marks[h]), 0
-        for word in range(thread(), a.capacity // 64, THREADS):
+        for word in range(thread(), a.n_word, THREADS):
             a.marks[h, word] = 0
         sync_block()
         for c in range(thread(), n, THREADS):

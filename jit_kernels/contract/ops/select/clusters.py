@@ -41,11 +41,11 @@ class ClusterZones:
     extent: I64[3]
     scores: InOut[F32["n_head_kv * group", "n_slot"]]  # those after the last cluster are masked
     starts: I32["n_head_kv", "n_slot + 1"]
-    order: I32["n_head_kv", "capacity"]
+    order: I32["n_head_kv", "n_word * 64"]
     tops: Out[F32["n_head_kv * group", 2]]  # scratch: of a head
     shares: Out[F32["n_head_kv", "n_slot"]]
     bars: Out[I32["n_head_kv", 2]]  # the least bits of a share that is read, that is in any zone
-    marks: Out[I64["n_head_kv", "capacity // 64"]]  # see TACTIC_MARK
+    marks: Out[I64["n_head_kv", "n_word"]]  # see TACTIC_MARK
     count: Out[I32["n_head_kv"]]
     by_share: int
     exact: float
