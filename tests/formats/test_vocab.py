@@ -51,6 +51,13 @@ def test_an_spm_vocabulary(load):
     assert vocab.pre == "default"
 
 
+@pytest.mark.parametrize("pre", ["jina-v2-de", "jina-v2-es", "jina-v2-code", "qwen2"])
+def test_a_mask_takes_the_white_space_before_it_where_the_words_are_jinas(load, pre):
+    vocab = load(["a", "<mask>"], pre=text(pre))
+    assert vocab.lstrip == (frozenset() if pre == "qwen2" else {1})
+    assert vocab.rstrip == frozenset()
+
+
 def test_what_the_file_leaves_open_is_none(load):
     vocab = load(["a"])
     assert vocab.add_bos is None

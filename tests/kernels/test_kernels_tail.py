@@ -138,3 +138,12 @@ def test_kept_and_sampled_keys_share_one_softmax():
         np.testing.assert_allclose(found["out"], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found["lse"], np.logaddexp(*lses), rtol=1e-5)
         np.testing.assert_array_equal(found["out"][0, 0], outs[0, 0, 0])
+
+
+@pytest.mark.parametrize(("scale", "is_even"), [(1.0, False), (3e29, False), (5e29, True)])
+def test_scores_whose_sum_is_no_scale_give_equal_chances(scale, is_even):
+    """Those of scores whose sum is more than 1e30 are equal, as the kernel's are."""
+    p, left = Tail(Dense(), epsilon=0.1, even=0.25), np.array([10, 10, 10])
+    found = chances(p, 6, left, scale * np.array([0.05, 0.1, 0.15]))
+    assert found.sum() == pytest.approx(0.6)
+    assert (found[0] == found[2]) == is_even

@@ -172,7 +172,7 @@ def test_dropped_frames_are_free_and_nothing_of_them_is_valid(make):
     few = make(3)
     few.limit(1)
     few.allocate(0, np.array([0]))
-    with pytest.raises(OutOfFramesError):
+    with pytest.raises(OutOfFramesError, match=r"^1 frames are missing$"):
         few.allocate(0, np.array([1]))
 
 
@@ -186,6 +186,9 @@ def test_parts_of_a_load_are_all_of_it_once(n_part):
     assert [n for each, _ in seen for n in each] == [0, 1, 2, 3]
     assert [row for _, each in seen for row in each] == [0, 10, 20, 30]
     assert all(each for each, _ in seen), "no call for nothing"
+    seen.clear()
+    load.run()
+    assert seen == [([0, 1, 2, 3], [0, 10, 20, 30])], "all of it where no part is named"
 
 
 # --- pages of a store -----------------------------------------------------------------------------

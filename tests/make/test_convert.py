@@ -152,6 +152,16 @@ def test_missing_experts_are_an_error(tmp_path):
         ("BF16", [0x80, 0x3F, 0x00, 0xC0], [1.0, -2.0]),
         ("F64", list(struct.pack("<d", 0.1)), [np.float32(0.1)]),
         ("I64", list(struct.pack("<q", -3)), [-3]),
+        ("I32", list(struct.pack("<2i", -3, 1 << 20)), [-3, 1 << 20]),
+        ("I16", list(struct.pack("<2h", -3, 1 << 10)), [-3, 1 << 10]),
+        ("I8", [0xFD, 3], [-3, 3]),
+        ("U64", list(struct.pack("<Q", 1 << 40)), [1 << 40]),
+        ("U32", list(struct.pack("<2I", 3, 1 << 31)), [3, 1 << 31]),
+        ("U16", list(struct.pack("<2H", 3, 1 << 15)), [3, 1 << 15]),
+        ("U8", [3, 0xFF], [3, 255]),
+        ("BOOL", [0, 1], [0, 1]),
+        ("F32", list(struct.pack("<2f", 0.5, -3)), [0.5, -3]),
+        ("F16", list(struct.pack("<2e", 0.5, -3)), [0.5, -3]),
     ],
 )
 def test_values_of_each_type(type, bits, expected, tmp_path):

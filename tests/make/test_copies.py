@@ -183,3 +183,6 @@ def test_data_of_another_size_is_an_error(tmp_path):
         pytest.raises(ValueError, match="w got 4 bytes, its shape and type need 128"),
     ):
         gguf_writer.write(out, KEYS, tensors, [[b"1234"]])
+    for data in ([], [[b"1234" * 32]] * 2):
+        with open(tmp_path / "x", "wb") as out, pytest.raises(ValueError, match="zip"):
+            gguf_writer.write(out, KEYS, tensors, data)

@@ -113,6 +113,12 @@ def test_h2o(text):
             case.check(row, kept, step)
 
 
+def test_h2o_keeps_the_last_position_whatever_the_share_of_the_window():
+    for recent, n_local in ((0, 1), (0.1, 1), (0.5, 6), (0.9, 10)):
+        p = h2o.H2O(budget=12, recent=recent, sink=1)
+        assert (p.n_local, p.n_top) == (n_local, 11 - n_local)
+
+
 @both(TEXTS[4:])
 def test_snapkv(text):
     case, p = Case(text, 3), parse_method(text)

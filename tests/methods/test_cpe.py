@@ -286,6 +286,13 @@ def information(kernel):
     return (joint[here] * np.log(ratio)).sum()
 
 
+def test_the_bound_of_dropped_mass_has_its_closed_form():
+    """Eq. 4: half of the mass has a coin's entropy, log 2; none of it and all of it have none."""
+    assert g(0.5, 8) == pytest.approx(5 * math.log(2))
+    assert g(0.25, 16) == pytest.approx(2 * 0.562335 + 2 * math.log(2), abs=1e-5)
+    assert (g(0.0, 9), g(1.0, 9)) == (0, 2 * math.log(9))
+
+
 @pytest.mark.parametrize("n_kept", [2, 10, 50, 150, 199])
 def test_dropped_mass_bounds_the_information_lost(n_kept):
     """Eq. 4, with the largest dropped mass of all queries."""

@@ -187,3 +187,9 @@ def test_positions_that_numpy_chose_are_the_rows_of_a_selection():
         hooks[0]()
         rows = [sel.indices[a:b].tolist() for a, b in zip(sel.indptr, sel.indptr[1:], strict=False)]
         assert rows == [sorted(row) for row in chosen for _ in range(2)]
+    for chosen[:] in ([[8], [0]], [[-1], [0]], [[0], [0.5]], [[], [0]]):
+        with pytest.raises(ValueError, match="expected whole numbers from 0 to 7, at least one"):
+            hooks[0]()
+    chosen[:] = [[0]] * 3
+    with pytest.raises(ValueError, match="3 sets of positions, expected one, 2 "):
+        hooks[0]()

@@ -7,7 +7,7 @@ from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine.engine import Engine
 from tamis.select.notation import parse_method
-from tamis.select.twilight import kept
+from tamis.select.twilight import kept, threshold
 
 HEADS, GROUP, HEAD_DIM, N_KV = 6, 3, 16, 300  # two KV heads
 N_PROMPT, N_STEP = 400, 6
@@ -33,6 +33,12 @@ def decoded(engine, attn, **options):
     session = engine.session(n_ctx=512, attn=attn, **options)
     session.prefill(ids[:N_PROMPT])
     return session, np.array([session.decode(token) for token in ids[N_PROMPT:]])
+
+
+def test_all_of_the_mass_is_every_key():
+    weights = np.array([1.0, 0.5, 1e-30, 0.0])
+    assert threshold(weights, 1.0) == 0
+    assert 0 < threshold(weights, 0.999) <= 0.5
 
 
 @pytest.mark.parametrize("p", [0.5, 0.95])

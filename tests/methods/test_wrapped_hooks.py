@@ -117,6 +117,11 @@ def test_layers_of_other_methods_look_as_if_they_had_a_window():
     assert last.shape.window == (1, 0, 0)
 
 
+def test_a_layer_of_two_methods_is_refused():
+    with pytest.raises(ValueError, match="layer 1 has 2 methods, expected one"):
+        per_layer((Spied("a"), (0, 1)), (Spied("b"), (1, 2)))
+
+
 @pytest.mark.parametrize("fact", ["sharing", "evicting", "prepares"])
 def test_a_fact_of_one_method_is_one_of_all(fact):
     for here, there in ((True, False), (False, True), (False, False)):

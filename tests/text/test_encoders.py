@@ -153,6 +153,15 @@ def charsmap(texts):
     return CharacterMap(struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + out)
 
 
+def test_a_replacement_that_lies_outside_of_the_map_is_refused():
+    whole = charsmap({"a": "x"})
+    assert whole.apply("ab") == "xb"
+    for texts in (b"", b"x"):  # none where it should begin, and one without an end
+        whole._texts = texts
+        with pytest.raises(ValueError, match="has a replacement outside of itself"):
+            whole.apply("ab")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("a", "x"), ("ab", "yz"), ("aab", "xyz"), ("abc", "yz"), ("c", ""), ("dad", "dxd"),

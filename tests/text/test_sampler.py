@@ -316,6 +316,15 @@ def test_dry_does_not_look_across_a_breaker():
     assert dry(history, breakers=[[0, 2]])[3] == 2.0  # never stood there
 
 
+@pytest.mark.parametrize(
+    ("n", "length"), [(40, 40), (127, 127), (128, 128), (129, 129), (140, 129)]
+)
+def test_dry_finds_a_breaker_as_far_back_as_penalties_grow(n, length):
+    """With base 2 a penalty grows up to 2^127, that of a repetition of 129 tokens."""
+    block = [0, 2, 4] + [1] * n
+    assert dry([*block, 5, *block], breakers=[[0, 2, 4]])[5] == 2.0 ** (length - 2)
+
+
 def test_dry_never_penalises_a_breaker_of_one_token():
     assert dry([0, 1, 2, 3, 5, 0, 1, 2], breakers=[[3]])[3] == 0.0
 
@@ -452,6 +461,9 @@ def test_mirostat_v1_follows_its_formula():
     # Zipf with s = 2 exactly: k = ((1 * 2^mu) / (1 - n^-1))^(1/2), mu = 4, n = 100: 4.02.
     zipf = from_logits(*-2 * np.log(np.arange(1, 101)), dtype=np.float64)
     assert ids(Mirostat(tau=2.0, seed=1).kept(zipf)) == [0, 1, 2, 3]
+    least = Mirostat(tau=2.0, seed=1)
+    least.mu = -20.0
+    assert ids(least.kept(zipf)) == [0]
 
 
 @pytest.mark.parametrize("logits", [[0.0], [0.0] * 5, [0.0, -math.inf], [5.0, 0.0, -900.0]])
@@ -461,6 +473,14 @@ def test_mirostat_copes_with_distributions_at_the_edge(kind, logits):
 
 
 # --- the chain --------------------------------------------------------------------------------
+
+
+def test_a_chain_has_the_seed_of_what_chooses_and_one_token_at_least():
+    steps = [Xtc(0.5, 0.1, seed=3), Dist(4)]
+    assert Sampler.chain(steps, 1).seed == 4
+    assert Sampler.chain([Greedy()], 1).seed is None
+    with pytest.raises(SamplerError, match="n_vocab is 0, expected at least 1"):
+        Sampler.chain(steps, 0)
 
 
 def test_the_defaults_are_those_of_llama_cpp():

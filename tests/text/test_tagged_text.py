@@ -27,6 +27,14 @@ def test_pieces_are_those_of_str_and_the_users(text, call):
         assert not any(is_template for part, is_template in parts(str(piece)) if part.strip())
 
 
+@pytest.mark.parametrize("part", ["<|a|>", " d", "c", "", "none", TEXT])
+def test_ends_are_cut_off_where_they_are(part):
+    for text in (TEXT, TEXT[::-1], "c", ""):
+        for cut in ("removeprefix", "removesuffix", "lstrip", "rstrip", "strip"):
+            found = getattr(UserText(veil(text)), cut)(part)
+            assert unveil(found) == getattr(text, cut)(part), (cut, text)
+
+
 @pytest.mark.parametrize("count", [-1, 0, 1, 2])
 @pytest.mark.parametrize(("old", "new"), [("<|a|>", "<|b|>"), ("bc", ""), ("", "-"), ("z", "y")])
 def test_what_replaces_is_whose_it_was(old, new, count):
