@@ -177,6 +177,15 @@ ACCEPTED = [  # schema, texts that it allows, texts that it does not
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"é😀\\n"'], ['"a"', '"abcd"']),
     ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"0000-01-01"']),
     ({"type": "string", "format": "uuid4"}, ['"x"'], ["1"]),
+    # Go writes the lists and maps that it does not have as null.
+    (
+        {"type": "object", "properties": {"a": INT | {"enum": None}}, "required": None},
+        ['{"a":1}', "{}"],
+        ['{"a":""}'],
+    ),
+    ({"type": "object", "properties": None, "required": None, "$defs": None}, ["{}"], ["1"]),
+    ({"type": "array", "items": None, "anyOf": None, "minItems": 1}, ["[1]"], ["[]"]),
+    ({"$ref": "#/x/T", "x": {"T": {"type": None, "allOf": None, "const": None}}}, ["null"], ["1"]),
 ]
 
 
@@ -200,6 +209,7 @@ def test_a_schema_allows_what_it_says_and_nothing_else(schema, yes, no):
         (obj(a={"items": 3}), "#/properties/a/items"),
         ({"allOf": [{"$ref": "#/allOf/1"}, {"$ref": "#/allOf/0"}]}, "#/allOf"),
         (obj(a={"minimum": "1"}), "#/properties/a"),
+        (obj(a=None), "#/properties/a"),  # null is no schema
     ],
 )
 def test_what_cannot_be_is_an_error_that_names_the_place(schema, place):

@@ -401,6 +401,11 @@ def fits(schema, value):
         (objects(a=False), [{}], [{"a": 1}]),
         (objects(a=True), [{"a": 1}], []),
         (objects(a={"$ref": "#"}), [{"a": {"a": {}}}], [{"a": 5}, {"a": {"a": 5}}]),
+        (  # Go writes the lists that it does not have as null.
+            objects(a={"type": "string", "enum": None, "anyOf": None}) | {"required": None},
+            [{"a": "x"}, {}],
+            [{"a": 1}],
+        ),
     ],
 )
 def test_arguments_fit_their_schema(schema, right, wrong):

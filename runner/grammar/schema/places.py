@@ -1,7 +1,8 @@
 """The places of a schema's parts, and the targets of its references.
 
 A place is a part of a document with its JSON Pointer. $id, $anchor and $dynamicAnchor are found
-before anything is read; references lead only into the document, nothing is fetched.
+before anything is read; references lead only into the document, nothing is fetched. A keyword that
+is null counts as absent: clients in Go write lists and maps that they do not have as null.
 """
 
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Place:
         schema, pointer = self.schema, self.pointer
         for key in keys:
             schema, pointer = schema[key], f"{pointer}/{escaped(key)}"
+        schema = _stated(schema)
         return Place(pointer, schema, _base(self.base, schema))
 
     def but(self, key: str | int, schema: Any) -> "Place":
@@ -65,6 +67,7 @@ class Document:
     """A schema with the places of its names. Raises GrammarError for one nested too deeply."""
 
     def __init__(self, schema: Any) -> None:
+        schema = _stated(schema)
         base = _base("", schema)
         self.root = Place("#", schema, base)
         self._resources = {base: self.root}
@@ -121,6 +124,13 @@ class Document:
             else:
                 return None
         return resource
+
+
+def _stated(schema: Any) -> Any:
+    """A schema without the keywords that are null; null is a value of const alone."""
+    if not isinstance(schema, dict) or all(value is not None for value in schema.values()):
+        return schema
+    return {k: v for k, v in schema.items() if v is not None or k == "const"}
 
 
 def _base(base: str, schema: Any) -> str:

@@ -254,14 +254,15 @@ class _Comparison:
         return self._known[key]
 
     def _holds(self, schema: Mapping[str, Any], value: Any) -> bool:
+        listed = schema.get("enum")  # null where there is none, as clients in Go write it
         return (
             self._is_of_type(schema, value)
             and ("const" not in schema or _same(schema["const"], value))
-            and ("enum" not in schema or any(_same(v, value) for v in _list(schema["enum"])))
+            and (listed is None or any(_same(v, value) for v in _list(listed)))
             and all(self.holds(part, value) for part in _list(schema.get("allOf")))
             and all(
-                key not in schema or any(self.holds(p, value) for p in _list(schema[key]))
-                for key in ("anyOf", "oneOf")
+                parts is None or any(self.holds(p, value) for p in _list(parts))
+                for parts in map(schema.get, ("anyOf", "oneOf"))
             )
             and (not isinstance(value, dict) or self._has_members(schema, value))
             and (not isinstance(value, list) or self._has_items(schema, value))
