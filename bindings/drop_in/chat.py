@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +31,7 @@ from tamis.text.chat_template import (
 )
 from tamis.text.tool_calls import Delta, OutputParser
 
+PICTURE = "picture"  # the type of a part of a message whose text is a picture's mark
 _TAIL = 256  # characters of a prompt that are searched for the marks of thoughts
 # Formats in which an answer is a series of messages: without their marks it would have no text.
 _MESSAGES = ("harmony", "recipient")
@@ -132,13 +133,15 @@ class ChatFormat:
         variables: Mapping[str, Any] | None = None,
         continued: bool = False,
         generation: bool = True,
+        ids_of: Callable[[int], Sequence[int]] | None = None,
     ) -> Prompt:
         """A conversation as tokens; control tokens written out in messages remain text.
 
         variables: further variables of the template. continued: the answer continues the last
         message, which is an assistant's. generation: if it is not continued, whether the prompt
-        ends with the opening of an assistant's message. Raises PromptError, and ValueError for
-        content that is not text.
+        ends with the opening of an assistant's message. ids_of: the ids of a picture, by the number
+        of its mark (see text.picture_marks). Raises PromptError, and ValueError for content that
+        is not text.
         """
         found = self.parsed(tools=bool(tools), thoughts=thinking.shown)
         last = messages[-1] if continued else {}
@@ -163,7 +166,7 @@ class ChatFormat:
         marks = found.marks()
         budget = self._budget(found, thinking, _own_end(parts))
         return Prompt(
-            chat_ids(tokenizer, parts),
+            chat_ids(tokenizer, parts, ids_of),
             "".join(text for text, _ in parts),
             _own_end(parts)[-_TAIL:],
             frozenset(i for mark in marks for i in self._control(mark)),
@@ -224,14 +227,15 @@ def _own_end(parts: Sequence[tuple[str, bool]]) -> str:
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = []
+    text, after_text = "", False
     for part in content:
-        if part.get("type") != "text":
-            raise ValueError(
-                f"a message has a part of type {part.get('type')!r:.60}, expected text"
-            )
-        parts.append(part["text"])
-    return "\n".join(parts)
+        kind = part.get("type")
+        if kind not in ("text", PICTURE):
+            raise ValueError(f"a message has a part of type {kind!r:.60}, expected text")
+        # As in llama.cpp, neighbouring texts are lines of their own, and pictures join them.
+        text += "\n" + part["text"] if kind == "text" and after_text else part["text"]
+        after_text = kind == "text"
+    return text
 
 
 def grammar_of(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:

@@ -163,6 +163,7 @@ class _Formatted(ChatFormat):
         variables: Mapping[str, Any] | None = None,
         continued: bool = False,
         generation: bool = True,
+        ids_of: Callable[[int], Sequence[int]] | None = None,
     ) -> Prompt:
         """A conversation as tokens; thinking and continued have no effect on a formatter."""
         found = self._formatter(messages=messages, tools=tools or None, **dict(variables or {}))

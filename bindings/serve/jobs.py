@@ -94,6 +94,8 @@ class Job:
     pooling: str | None = field(default=None, kw_only=True)
     # scales of adapters; None: the initial ones
     lora: tuple[float, ...] | None = field(default=None, kw_only=True)
+    # the tiles of its pictures; in the model's process their rows
+    tiles: Sequence[Any] = field(default=(), kw_only=True)
 
 
 @dataclass(eq=False)
@@ -186,6 +188,8 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
     """The jobs of a request for JSON; those of one prompt contain its tokens once."""
     prompts: list[list[int]] = []
     places: dict[int, int] = {}
+    tiles: list[Sequence[Any]] = [()]
+    seen: dict[int, int] = {}
     found = []
     for job, number in zip(jobs, numbers, strict=True):
         if id(job.prompt) not in places:
@@ -194,6 +198,10 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
         one: dict[str, Any] = {"id": number, "prompt": places[id(job.prompt)]}
         one |= {"scope": job.scope, "owner": job.owner, "slot": job.slot, "pooling": job.pooling}
         one["lora"] = job.lora
+        if job.tiles and id(job.tiles) not in seen:
+            seen[id(job.tiles)] = len(tiles)
+            tiles.append(job.tiles)
+        one["tiles"] = seen.get(id(job.tiles), 0)
         if isinstance(job, Keeping):
             one["keeping"] = [job.action, job.path]
         if isinstance(job, Choice):
@@ -202,7 +210,7 @@ def jobs_to_record(jobs: Sequence[Job], numbers: Sequence[int]) -> dict[str, Any
             one |= {"seed": job.seed, "number": job.number}
             one |= {"cached": job.cached, "reuse": job.reuse}
         found.append(one)
-    return {"prompts": prompts, "jobs": found}
+    return {"prompts": prompts, "jobs": found, "tiles": tiles}
 
 
 class Wanted(NamedTuple):
@@ -222,6 +230,7 @@ class Wanted(NamedTuple):
     cached: bool = True
     reuse: int = 0
     keeping: Sequence[str] = ()
+    tiles: Sequence[Any] = ()
 
 
 def jobs_of_record(record: dict[str, Any]) -> list[Wanted]:
@@ -232,7 +241,8 @@ def jobs_of_record(record: dict[str, Any]) -> list[Wanted]:
         if "request" in one:
             one["request"] = request_of(one["request"], prompt)
             one["sampling"] = sampling_of(one["sampling"])
-        found.append(Wanted(**{**one, "prompt": prompt}))
+        tiles = record["tiles"][one["tiles"]]
+        found.append(Wanted(**{**one, "prompt": prompt, "tiles": tiles}))
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from tamis.bindings.serve.errors import no_helper
+from tamis.bindings.serve.errors import ApiError, no_helper
 from tamis.bindings.serve.jobs import (
     Emit,
     Event,
@@ -30,6 +30,7 @@ from tamis.bindings.serve.jobs import (
     jobs_of_record,
 )
 from tamis.bindings.serve.masks import Masks
+from tamis.bindings.serve.media import unpacked
 from tamis.bindings.serve.room import CACHE_SHARE, Room, Slots
 from tamis.bindings.serve.supervisor import CacheSizes, Loaded, Start, sampler_of
 from tamis.bindings.serve.wire import Broken, Frames, Kind, frame, identity
@@ -54,6 +55,8 @@ from tamis.platform.memory import available_bytes
 from tamis.platform.private_files import private_folder
 from tamis.platform.processes import end_with
 from tamis.select.notation import ANY_PREFILL, DENSE
+from tamis.vision.family import Rows
+from tamis.vision.held import row_ids
 
 # the time for the worker to end, and for the cache's last files
 JOIN_SECONDS, WRITE_SECONDS = 0.1, 0.1
@@ -100,11 +103,14 @@ def _load(channel: socket.socket, start: Start) -> tuple[Engine, list[Session], 
         n_threads=start.n_threads,
         rope=None if start.rope is None else RopeScaling(**start.rope),
         progress=progress,
+        mmproj=start.mmproj or None,
         **start.where,
     )
     given = _suited(start.session, engine)
     if engine.model.arch.is_encoder:  # it reads a whole text at once
         given = given | {"n_ubatch": None}
+    elif engine.encoder is not None and given["n_ubatch"] is not None:
+        given = given | {"n_ubatch": max(given["n_ubatch"], engine.encoder.least_ubatch)}
     adapters = AdapterFiles(*start.adapters).load()
 
     def reopen(scales: Sequence[float] | None) -> Session:
@@ -260,7 +266,7 @@ class Runner:
         drafting: Sequence[Drafting] = (),
         cache: PromptCache | None = None,
     ) -> None:
-        self._channel, self._n_vocab = channel, engine.hp.n_vocab
+        self._channel, self._n_vocab, self._engine = channel, engine.hp.n_vocab, engine
         self._tokenizer = engine.tokenizer
         self._jobs: dict[int, tuple[Job, Masks | None]] = {}
         self._events: list[list[Any]] = []
@@ -325,6 +331,7 @@ class Runner:
         emit = self._emitter(wanted.id)
         how: dict[str, Any] = {"scope": wanted.scope, "owner": wanted.owner, "slot": wanted.slot}
         how["lora"] = None if wanted.lora is None else tuple(wanted.lora)
+        how["tiles"] = self._rows_of(wanted)
         if wanted.keeping:
             action, path = wanted.keeping
             job: Job = Keeping([], emit, action=action, path=path, **how)
@@ -333,12 +340,23 @@ class Runner:
         else:
             mask = None if masks is None else masks.step(wanted.number, self._n_vocab)
             how_sampled = wanted.sampling, wanted.seed, self._n_vocab, mask, self._tokenizer
-            sampler = sampler_of(*how_sampled, wanted.prompt)
+            sampler = sampler_of(*how_sampled, [i for i in wanted.prompt if i >= 0])
             how |= {"request": wanted.request, "sampler": sampler, "mask": mask}
             how |= {"cached": wanted.cached, "reuse": wanted.reuse}
             job = Completion(wanted.prompt, emit, **how)
         self._jobs[wanted.id] = job, masks
         return job
+
+    def _rows_of(self, wanted: Wanted) -> list[Rows]:
+        """The rows of a job's pictures, not yet computed. Raises ApiError for ids of others."""
+        encoder, found, ids = self._engine.encoder, [], set[int]()
+        if wanted.tiles and encoder is not None:
+            found = [encoder.rows_of(unpacked(tile)) for tile in wanted.tiles]
+            for rows in found:
+                ids.update(row_ids(rows.key, len(rows.values)))
+        if any(i < 0 and i not in ids for i in wanted.prompt):
+            raise ApiError(503, "the encoder of pictures has changed: try again", code="failed")
+        return found
 
     def _hang_up(self) -> None:
         """End the connection.

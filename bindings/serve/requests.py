@@ -3,9 +3,10 @@
 This runs where a request may take time and memory, see `helper`. Grammars are left as texts.
 """
 
+import itertools
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.markers import steady
 from tamis.bindings.serve.body import Body, shown
 from tamis.bindings.serve.errors import ApiError, invalid, too_long
+from tamis.bindings.serve.media import MARKER, Media, url_of
 from tamis.bindings.serve.sampling import sampling_of
 from tamis.bindings.serve.tasks import LEAST_SEED, MOST_SEED, Inputs, Task
 from tamis.bindings.serve.text import TextModel, TooManyTokens
+from tamis.text import picture_marks
 
 MAX_MESSAGES, MAX_TOOLS, MAX_INPUTS = 4096, 128, 256
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
@@ -58,9 +61,15 @@ class Reader:
     """
 
     def __init__(
-        self, text: TextModel, model: str, limits: Limits, usual: Mapping[str, Any] | None = None
+        self,
+        text: TextModel,
+        model: str,
+        limits: Limits,
+        usual: Mapping[str, Any] | None = None,
+        media: Media | None = None,
     ) -> None:
         self.text, self.model, self.limits = text, model, limits
+        self.media = media or Media()
         self._usual = dict(usual or {})
         self._n_vocab = len(text.vocab)
         self._format: chat.ChatFormat | None = None
@@ -98,7 +107,8 @@ class Reader:
         ]
         sampling = replace(task.sampling, grammar=wanted.grammar)
         wanted = wanted._replace(tail=prompt.tail)
-        about = {"prompt": prompt.text} if body.flag("verbose") else {}
+        shown = picture_marks.shown(prompt.text, MARKER)
+        about = {"prompt": shown} if body.flag("verbose") else {}
         task = task._replace(requests=requests, wanted=wanted, sampling=sampling, about=about)
         return self.noted(task, body)
 
@@ -108,6 +118,7 @@ class Reader:
         marked = body.switch("keep_markers")
         if not (self._usual.get("keep_markers") is True if marked is None else marked):
             messages = steady(messages)
+        messages = self.media.marked(messages)
         wanted = self._wanted(body)
         thinking, variables = _thinking(body, wanted)
         wanted = wanted._replace(thoughts=thinking.shown)
@@ -121,6 +132,7 @@ class Reader:
                 variables=variables,
                 continued=continued,
                 generation=generation,
+                ids_of=self.media.ids_of(self.text.unbounded.encode_parts),
             )
         except TooManyTokens as error:
             raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
@@ -152,6 +164,8 @@ class Reader:
             one = replace(request, logprobs=logprobs, offset=0 if echo else len(text))
             requests.append(replace(one, echo=text if echo else None))
         sampling = replace(task.sampling, grammar=self.grammar(body))
+        if task.tiles and echo and logprobs is not None:
+            raise invalid("echo with logprobs goes with text only: leave pictures out", "echo")
         return self.noted(task._replace(requests=requests, sampling=sampling), body)
 
     @staticmethod
@@ -230,12 +244,11 @@ class Reader:
                 raise too_long(len(ids), self.limits.n_ctx)
         return self.vectors_wanted(body, found, packed=form == "base64")
 
-    @staticmethod
-    def vectors_wanted(body: Body, texts: list[list[int]], *, packed: bool = False) -> Inputs:
+    def vectors_wanted(self, body: Body, texts: list[list[int]], *, packed: bool = False) -> Inputs:
         """The texts with the form of vectors that a request asks for. Raises ApiError."""
         norm = body.integer("embd_normalize", -1, MOST_NORM)
         dimensions = body.integer("dimensions", 1, 1 << 20)
-        return Inputs(texts, packed, dimensions, norm, unheeded(body))
+        return Inputs(texts, packed, dimensions, norm, unheeded(body), self.media.tiles)
 
     def tokens(self, text: str, body: Body, *, special: bool) -> list[int]:
         """The tokens of a text of any length, with BOS and EOS as the model has them.
@@ -323,6 +336,7 @@ class Reader:
             lora=None if body.get("lora") is None else body.records("lora", MAX_ADAPTERS),
             cached=body.switch("cache_prompt") is not False,
             reuse=body.integer("n_cache_reuse", 0, MOST_SEED) or 0,
+            tiles=self.media.tiles,
         )
 
     def prompts(
@@ -344,7 +358,7 @@ class Reader:
 
     def _prompt(self, item: Any, name: str, *, truncate: bool) -> tuple[str, list[int]]:
         if isinstance(item, dict):
-            item = _text_of_object(item, name)
+            item = self._text_of_object(item, name)
         if isinstance(item, str):
             if truncate:  # a text of so many characters has at least as many tokens as fit
                 item = item[: self.limits.n_ctx * self.text.tokenizer.longest]
@@ -352,7 +366,8 @@ class Reader:
             ids = ids or [i for i in [self.text.tokenizer.bos] if i is not None]
             if not ids:
                 raise invalid(f"{name} has no tokens", name)
-            return item.encode("utf-8", "surrogatepass").decode("utf-8", "replace"), ids
+            text = item.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            return picture_marks.shown(text, MARKER), ids
         if not isinstance(item, list) or not item:
             raise invalid(f"{name} has an entry that is no text and no list of tokens", name)
         found: list[int] = []
@@ -373,11 +388,54 @@ class Reader:
         # tokens are parsed in a prompt, which is the client's own template, as in llama.cpp's
         # server; a text to embed may be anyone's.
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        if picture_marks.numbers(text):
+            return self._ids_with_pictures(text, name, first=first)
         try:
             tokenizer = self.text.tokenizer if bounded else self.text.unbounded
             return tokenizer.encode(text, add_special=first, parse_special=name == "prompt")
         except TooManyTokens as error:
             raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
+
+    def _ids_with_pictures(self, text: str, name: str, *, first: bool) -> list[int]:
+        tokenizer = self.text.tokenizer
+        try:
+            parts = [(text, name == "prompt")]
+            ids_of = self.media.ids_of(self.text.unbounded.encode_parts)
+            ids = picture_marks.encode(tokenizer.encode_parts, parts, ids_of)
+        except TooManyTokens as error:
+            raise too_long(error.n, self.limits.n_ctx, at_least=True) from None
+        bos = tokenizer.bos if first and tokenizer.add_bos else None
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def _text_of_object(self, item: dict[str, Any], name: str) -> str:
+        """The text of {"prompt_string": text} or {"content": [parts]}, with marks of pictures.
+
+        Raises ApiError.
+        """
+        text, parts = item.get("prompt_string"), item.get("content")
+        if isinstance(text, str):
+            pictures = item.get("multimodal_data")
+            return text if pictures is None else self.media.filled(text, pictures, name)
+        if isinstance(parts, list) and parts:
+            found = []
+            for part in parts:
+                url = url_of(part)
+                if url is None and not (
+                    isinstance(part, dict) and isinstance(part.get("text"), str)
+                ):
+                    raise invalid(f"{name} has a part that is no text and no picture", name)
+                found.append(part["text"] if url is None else self.media.mark(url, name))
+            return "".join(found)
+        raise invalid(f"{name} has an object without prompt_string and content", name)
+
+
+def shown_ids(text: TextModel, ids: Sequence[int]) -> str:
+    """The text of a prompt's tokens, with MARKER in place of a picture's rows."""
+    found = [
+        MARKER if is_picture else text.unbounded.decode(list(own), special=True)
+        for is_picture, own in itertools.groupby(ids, lambda i: i < 0)
+    ]
+    return "".join(found)
 
 
 def parts_of(name: str, record: Mapping[str, Any], heeded: tuple[str, ...]) -> dict[str, Any]:
@@ -388,21 +446,6 @@ def parts_of(name: str, record: Mapping[str, Any], heeded: tuple[str, ...]) -> d
 def unheeded(body: Body) -> tuple[str, ...]:
     """The names of fields that were not read and could have changed the reply."""
     return tuple(name for name in body.unread() if name not in HARMLESS)
-
-
-def _text_of_object(item: dict[str, Any], name: str) -> str:
-    """The text of {"prompt_string": text} or {"content": [parts of text]}. Raises ApiError."""
-    if item.get("multimodal_data"):
-        raise invalid("multimodal_data: image input is not supported, expected text", name)
-    text, parts = item.get("prompt_string"), item.get("content")
-    if isinstance(text, str):
-        return text
-    if isinstance(parts, list) and parts:
-        for part in parts:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise invalid(f"{name} has a part that is no text", name)
-        return "".join(part["text"] for part in parts)
-    raise invalid(f"{name} has an object without prompt_string and content", name)
 
 
 def _messages(body: Body) -> list[dict[str, Any]]:
@@ -490,7 +533,9 @@ def _check_message(message: dict[str, Any]) -> None:
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                continue
+            if url_of(part) is None:
                 raise invalid(_no_text(part), "messages")
     elif content is not None and not isinstance(content, str):
         raise invalid("a message's content is no string and no list of parts", "messages")
@@ -500,7 +545,6 @@ def _no_text(part: Any) -> str:
     """The reason why a part of a message is refused."""
     kind = part.get("type") if isinstance(part, dict) else None
     for word, names in (
-        ("image", ("image_url", "input_image", "image")),
         ("audio", ("input_audio", "audio")),
         ("video", ("input_video", "video_url")),
         ("file", ("file", "input_file", "document")),

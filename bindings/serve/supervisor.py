@@ -79,6 +79,7 @@ class Start(NamedTuple):
     ngrams: Sequence[Any] | None = None
     # The CacheSizes of the prompt cache; None: there is none.
     cache: Sequence[Any] | None = None
+    mmproj: str = ""  # the file of the encoder of pictures; "": there is none
 
 
 class Loaded(NamedTuple):

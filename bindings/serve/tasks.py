@@ -15,6 +15,7 @@ from tamis.bindings.drop_in import chat
 from tamis.bindings.drop_in.completion import Budget, Request
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.sampling import Sampling
+from tamis.bindings.serve.media import Tile
 
 LEAST_SEED, MOST_SEED = -(1 << 63), (1 << 63) - 1  # as OpenAI's API has it: int64
 
@@ -37,6 +38,7 @@ class Task(NamedTuple):
     slot: int | None = None  # the slot to run in
     cached: bool = True  # whether tokens that a slot holds may be reused
     reuse: int = 0  # the least chunk of tokens that may be reused at other positions; 0: none
+    tiles: tuple[Tile, ...] = ()  # of the pictures that negative ids of prompts stand for
     lora: list[dict[str, Any]] | None = None  # scales of LoRA adapters as {id, scale}
     ignored: tuple[str, ...] = ()  # fields without effect that could have changed the answer
     about: Mapping[str, Any] = MappingProxyType({})  # JSON that the reply repeats
@@ -59,6 +61,7 @@ class Inputs(NamedTuple):
     dimensions: int | None = None
     norm: int | None = None  # as in `formats.norms.normalized`; None: the default
     ignored: tuple[str, ...] = ()  # fields without effect that could have changed the reply
+    tiles: tuple[Tile, ...] = ()  # of the pictures that negative ids stand for
 
 
 def to_json(task: Task) -> bytes:
@@ -81,7 +84,8 @@ def to_json(task: Task) -> bytes:
 def from_json(data: bytes, n_vocab: int) -> Task:
     """The task that `to_json` wrote. Raises ValueError, TypeError, KeyError if it is malformed."""
     found = json.loads(data)
-    prompts = [_ids(ids, n_vocab) for ids in found.pop("prompts")]
+    tiles = _tiles(found["tiles"])
+    prompts = [_ids(ids, n_vocab, seen=bool(tiles)) for ids in found.pop("prompts")]
     requests = []
     for each in found["requests"]:
         for mark in (each["budget"] or [0, [], []])[1:3]:
@@ -89,7 +93,7 @@ def from_json(data: bytes, n_vocab: int) -> Task:
         requests.append(request_of(each, prompts[each["prompt"]]))
     wanted = None if found["wanted"] is None else chat.Wanted(**found["wanted"])
     parts = {"requests": requests, "sampling": sampling_of(found["sampling"]), "wanted": wanted}
-    return Task(**{**found, **parts, "ignored": tuple(found["ignored"])})
+    return Task(**{**found, **parts, "ignored": tuple(found["ignored"]), "tiles": tiles})
 
 
 def request_record(request: Request) -> dict[str, Any]:
@@ -120,13 +124,19 @@ def inputs_to_json(inputs: Inputs) -> bytes:
 
 def inputs_from_json(data: bytes, n_vocab: int) -> Inputs:
     """The request that `inputs_to_json` wrote. Raises what `from_json` raises."""
-    texts, packed, dimensions, norm, ignored = json.loads(data)
-    found = [_ids(ids, n_vocab) for ids in texts]
-    return Inputs(found, packed, dimensions, norm, tuple(map(str, ignored)))
+    texts, packed, dimensions, norm, ignored, given = json.loads(data)
+    tiles = _tiles(given)
+    found = [_ids(ids, n_vocab, seen=bool(tiles)) for ids in texts]
+    return Inputs(found, packed, dimensions, norm, tuple(map(str, ignored)), tiles)
 
 
-def _ids(ids: list[int], n_vocab: int) -> list[int]:
-    array = np.array(ids, np.int64)
-    if array.ndim != 1 or not len(array) or array.min() < 0 or array.max() >= n_vocab:
+def _ids(ids: list[int], n_vocab: int, *, seen: bool = False) -> list[int]:
+    """Ids of a vocabulary; seen: also those of pictures, which the model's process checks."""
+    array, least = np.array(ids, np.int64), -1 << 31 if seen else 0
+    if array.ndim != 1 or not len(array) or array.min() < least or array.max() >= n_vocab:
         raise ValueError("tokens outside the vocabulary")
     return ids
+
+
+def _tiles(given: list[Any]) -> tuple[Tile, ...]:
+    return tuple((int(height), int(width), str(data)) for height, width, data in given)

@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ class Config(NamedTuple):
     n_byte: int  # bytes of memory that it may take
     usual: Mapping[str, Any] = MappingProxyType({})  # default fields of requests
     template: str | None = None  # replaces the model file's chat template
+    media: Sequence[Any] = ()  # media.Rules
 
 
 def identity(path: str) -> list[int]:

@@ -49,6 +49,7 @@ from tamis.sampling.base import LogitsError, SamplerError
 from tamis.sampling.chain import Sampler
 from tamis.select.kvzip import KVzip
 from tamis.text.thinking import ThinkingBudget
+from tamis.vision.held import whole_pictures
 
 Reopen = Callable[[Sequence[float] | None], Session]
 MASK_WAIT = 0.005  # seconds that a step waits for masks, about a step's own time
@@ -356,6 +357,8 @@ class Worker:
 
     def _placed(self, job: Job, free: list[_Slot]) -> _Slot:
         """The free slot for a job, made to hold as much of its prompt as any slot does."""
+        for rows in job.tiles:
+            self._engine.loaded.pictures.add(rows)
         if job.slot is not None:
             free = [self._slots[job.slot]]
         if isinstance(job, Keeping):
@@ -375,6 +378,7 @@ class Worker:
             if (slot.scope, slot.lora) != (job.scope, job.lora):
                 return 0
             n = min(longest_token_prefix(slot.session.tokens, job.prompt), len(job.prompt) - 1)
+            n = whole_pictures(job.prompt, n)
             return min(n, slot.n_read) if slot.moved and not job.reuse else n
 
         slot = max(free, key=lambda slot: (held(slot), -slot.used))

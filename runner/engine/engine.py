@@ -319,7 +319,7 @@ class Engine:
         of them; models with rows for several layers have wider rows. Raises ValueError without an
         encoder (see `load`: mmproj), PictureError, OSError, ImportError without Pillow.
         """
-        rows = [part.values for part in self._embedded(picture) if not isinstance(part, str)]
+        rows = [part.values[:] for part in self._embedded(picture) if not isinstance(part, str)]
         return np.concatenate(rows)
 
     @typed

@@ -23,6 +23,11 @@ def numbers(text: str) -> list[int]:
     return [int(found[1]) for found in _MARK.finditer(text)]
 
 
+def shown(text: str, by: str) -> str:
+    """A text for people, with `by` in place of marks."""
+    return _MARK.sub(by, text)
+
+
 def split(parts: Iterable[Part]) -> list[list[Part] | int]:
     """Parts of a prompt cut at marks: neighbouring parts, and the numbers between them."""
     found: list[list[Part] | int] = [[]]

@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,15 @@ def decode(data: bytes) -> np.ndarray:
         except Exception as error:  # decoders of many formats raise what they like
             what = f"{type(error).__name__}: {error}"
             raise PictureError(f"the picture is damaged: {what}: save it again") from None
+
+
+def warm() -> None:
+    """Import what `decode` needs. Without Pillow nothing: `decode` says so."""
+    with suppress(ImportError):
+        from PIL import Image, ImageOps
+
+        Image.init()
+        assert ImageOps
 
 
 def size_of(data: bytes) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What an encoder's family says of itself: how pictures are cut, rows are placed and projected."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,10 +14,33 @@ from tamis.vision.params import VisionParams
 Piece = str | np.ndarray
 
 
+class Later:
+    """Rows that are computed when they are first read; `make` is called once, by one thread."""
+
+    def __init__(self, n: int, n_byte: int, make: Callable[[], np.ndarray]) -> None:
+        """Stand for `n` rows, which will take about `n_byte` bytes."""
+        self._n, self.nbytes = n, n_byte
+        self._make, self._values = make, np.empty(0, np.float32)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """The rows of a slice, f32 [n, n_embd]."""
+        with self._lock:
+            if not self._values.size:
+                self._values = self._make()
+                assert len(self._values) == self._n
+                self._make = lambda: self._values  # the pixels are let go
+        found: np.ndarray = self._values[rows]
+        return found
+
+
 class Rows(NamedTuple):
     """What stands for a tile in a sequence."""
 
-    values: np.ndarray  # f32 [n, n_embd], and for each deep layer n_embd more
+    values: np.ndarray | Later  # f32 [n, n_embd], and for each deep layer n_embd more
     key: bytes  # digest of the pixels and of the encoder
     grid: tuple[int, int]  # columns and rows, for models with positions in a grid; else (0, 0)
     causal: bool  # whether they see only earlier ones
@@ -57,3 +81,5 @@ class Family:
     after_layer: Callable[[Any, int], None] | None = None
     # finish(rows, plan, encoder): what is done to the projected rows on the host.
     finish: Callable[[np.ndarray, Plan, Any], np.ndarray] | None = None
+    # Rows that stand for a tile of so many columns and rows of patches.
+    n_row: Callable[[VisionParams, int, int], int] = lambda p, nx, ny: nx * ny // p.merge**2

@@ -27,6 +27,13 @@ class Run(NamedTuple):
     first: int = 0  # the picture's row at `start`
 
 
+def row_ids(key: bytes, n: int) -> list[int]:
+    """The ids of the n rows of a picture, from its digest."""
+    digest = hashlib.shake_256(key).digest(4 * n)
+    ids: list[int] = (-1 - (np.frombuffer(digest, "<u4") >> 1).astype(np.int64)).tolist()
+    return ids
+
+
 class Pictures:
     """Rows of pictures by their ids; several threads may use it."""
 
@@ -52,9 +59,7 @@ class Pictures:
             if rows.key in self._held:
                 self._held.move_to_end(rows.key)
                 return list(self._held[rows.key][1])
-            n = len(rows.values)
-            digest = hashlib.shake_256(rows.key).digest(4 * n)
-            ids = (-1 - (np.frombuffer(digest, "<u4") >> 1).astype(np.int64)).tolist()
+            ids = row_ids(rows.key, len(rows.values))
             self._held[rows.key] = rows, ids
             self._given.update(ids)
             self._at |= {number: (rows.key, i) for i, number in enumerate(ids)}

@@ -10,6 +10,7 @@ from tamis.bindings.drop_in.completion import Counts, Piece
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.media import part_of_base64
 from tamis.bindings.serve.replies import About, Reply, as_json
 from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader, parts_of
 from tamis.bindings.serve.tasks import Task
@@ -139,6 +140,7 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls, results = [], []
+    pictures: list[tuple[int, dict[str, Any]]] = []  # after so many texts
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
@@ -148,10 +150,12 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
         elif kind == "tool_use":
             calls.append(_call(block))
         elif kind == "tool_result":
-            said = _joined(block.get("content"), "messages")
+            said, seen = _split(block.get("content"))
             said = f"Error: {said}" if block.get("is_error") is True else said
             name = str(block.get("tool_use_id") or "")
-            results.append({"role": "tool", "tool_call_id": name, "content": said})
+            results.append({"role": "tool", "tool_call_id": name, "content": _with(said, seen)})
+        elif kind == "image":
+            pictures.append((len(texts), _picture(block)))
         elif kind != "redacted_thinking":  # the text of a document, or an error
             texts.append(_joined([block], "messages"))
     text = "\n".join(texts)  # joined in the way of the parts of OpenAI's messages
@@ -160,7 +164,39 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
         found |= {"tool_calls": calls, "content": text or None}
-    return [*results, *([found] if texts or calls or thoughts or not results else [])]
+    if pictures:
+        parts: list[dict[str, Any]] = [{"type": "text", "text": each} for each in texts]
+        for at, part in reversed(pictures):
+            parts.insert(at, part)
+        found["content"] = parts
+    says = texts or calls or thoughts or pictures or not results
+    return [*results, *([found] if says else [])]
+
+
+def _split(content: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a tool's result, and its pictures as parts of OpenAI's messages."""
+    if not isinstance(content, list):
+        return _joined(content, "messages"), []
+    is_picture = [isinstance(b, dict) and b.get("type") == "image" for b in content]
+    texts = [b for b, seen in zip(content, is_picture, strict=True) if not seen]
+    pictures = [_picture(b) for b, seen in zip(content, is_picture, strict=True) if seen]
+    return _joined(texts, "messages"), pictures
+
+
+def _with(text: str, pictures: list[dict[str, Any]]) -> Any:
+    return [{"type": "text", "text": text}, *pictures] if pictures else text
+
+
+def _picture(block: dict[str, Any]) -> dict[str, Any]:
+    """An image block as a part of OpenAI's messages. Raises ApiError."""
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    kind, data, url = source.get("type"), source.get("data"), source.get("url")
+    if kind == "base64" and isinstance(data, str):
+        return part_of_base64(data, str(source.get("media_type") or "image/*"))
+    if kind == "url" and isinstance(url, str):
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise invalid("an image has no source of type base64 or url", "messages")
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:

@@ -10,17 +10,20 @@ from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import invalid, too_long
 from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.media import MARKER
 from tamis.bindings.serve.replies import About, Reply, timings
 from tamis.bindings.serve.requests import (
     MAX_INPUTS,
     MAX_LOGPROBS,
     MOST_TOKENS,
     Reader,
+    shown_ids,
     unheeded,
 )
 from tamis.bindings.serve.sampling import sampling_of
 from tamis.bindings.serve.tasks import LEAST_SEED, MOST_SEED, Inputs, Task
 from tamis.bindings.serve.text import TooManyTokens
+from tamis.text import picture_marks
 from tamis.text.pair import encode_pair
 
 MAX_N_PROBS = 100
@@ -69,7 +72,7 @@ def _task(reader: Reader, body: Body, prompts: list[list[int]], *, many: bool) -
         "tokens": body.flag("return_tokens"),
         "fields": [str(name) for name in fields] if isinstance(fields, list) else [],
         "many": many or len(requests) > 1,
-        "prompts": [reader.text.unbounded.decode(ids, special=True) for ids in prompts],
+        "prompts": [shown_ids(reader.text, ids) for ids in prompts],
         "eog": sorted(reader.text.unbounded.eog),
     }
     sampling = replace(task.sampling, grammar=reader.grammar(body))
@@ -103,7 +106,10 @@ def _vllm_tokens(reader: Reader, body: Body) -> dict[str, Any]:
     else:
         special = body.switch("add_special_tokens") is not False
         ids = reader.tokens(body.text("prompt") or "", body, special=special)
-    pieces = [reader.text.unbounded.piece(i, special=True).decode("utf-8", "replace") for i in ids]
+    text = reader.text.unbounded
+    pieces = [
+        text.piece(i, special=True).decode("utf-8", "replace") if i >= 0 else MARKER for i in ids
+    ]
     shown = {"token_strs": pieces if body.flag("return_token_strs") else None}
     return {"count": len(ids), "max_model_len": reader.limits.n_ctx, "tokens": list(ids)} | shown
 
@@ -121,7 +127,7 @@ def _with_pieces(reader: Reader, ids: Sequence[int]) -> list[dict[str, Any]]:
 
 def apply_template(reader: Reader, body: Body) -> str:
     """/apply-template: the text of a chat's prompt. Raises ApiError."""
-    return reader.chat_prompt(reader.with_usual(body))[1].text
+    return picture_marks.shown(reader.chat_prompt(reader.with_usual(body))[1].text, MARKER)
 
 
 def count_chat(reader: Reader, body: Body) -> int:

@@ -10,6 +10,7 @@ from tamis.bindings.drop_in.completion import Piece
 from tamis.bindings.serve.api.anthropic import arguments
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.media import part_of_base64
 from tamis.bindings.serve.replies import About, Reply, as_json
 from tamis.bindings.serve.requests import MAX_MESSAGES, MOST_TOKENS, Reader, parts_of
 from tamis.bindings.serve.tasks import Inputs, Task
@@ -37,12 +38,15 @@ def read_generate(reader: Reader, body: Body) -> Task:
     """The task of /api/generate: a prompt in the model's template, or raw. Raises ApiError."""
     fields = _options(body, reader)
     prompt, system = body.text("prompt") or "", body.text("system")
-    for name in ("images", "template", "context"):
+    for name in ("template", "context"):
         if body.get(name):
             raise invalid(f"{name} is not supported: leave it out", name)
     taken = ("raw", "system", "context", "images", "template")
     fields = {k: v for k, v in fields.items() if k not in taken}
+    images = _images(body.get("images"), "images")
     if body.flag("raw") or body.get("suffix"):
+        if images:
+            raise invalid("images go with a template: leave out raw and suffix", "images")
         form = _format(body)
         logprobs = fields.pop("top_logprobs", None) or 0
         wanted = fields.pop("logprobs", None)
@@ -51,7 +55,8 @@ def read_generate(reader: Reader, body: Body) -> Task:
         return reader.completion_task(Body(fields | {"prompt": prompt} | form))
     fields.pop("prompt", None)
     system_message = [{"role": "system", "content": system}] if system else []
-    messages = [*system_message, {"role": "user", "content": prompt}]
+    content = [*images, {"type": "text", "text": prompt}] if images else prompt
+    messages = [*system_message, {"role": "user", "content": content}]
     fields |= {"messages": messages} | _format(body)
     return reader.chat_task(Body(fields | _thinking(body)))
 
@@ -114,11 +119,11 @@ def _thinking(body: Body) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("images"):
-        raise invalid("image input is not supported: leave images out", "messages")
     kept = ("role", "content", "name", "tool_call_id")
     found = {k: message[k] for k in kept if message.get(k) is not None}
     found.setdefault("content", "")
+    if images := _images(message.get("images"), "messages"):
+        found["content"] = [*images, {"type": "text", "text": found["content"]}]
     if message.get("thinking"):
         found["reasoning_content"] = str(message["thinking"])
     if message.get("tool_name"):
@@ -127,6 +132,15 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(calls, list) and calls:
         found["tool_calls"] = [_call(call, i) for i, call in enumerate(calls)]
     return found
+
+
+def _images(given: Any, param: str) -> list[dict[str, Any]]:
+    """Pictures in base64, as parts of OpenAI's messages. Raises ApiError."""
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise invalid(f"{param}: images is no list of texts in base64", param)
+    return [part_of_base64(each) for each in given]
 
 
 def _call(call: Any, i: int) -> dict[str, Any]:

@@ -120,12 +120,12 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
         raise invalid("input has an item that is no object", "input")
     kind = item.get("type", "message")
     if kind in ("message", "agent_message") and isinstance(item.get("role", "assistant"), str):
-        role, text = item.get("role", "assistant"), _text(item.get("content"))
+        role = item.get("role", "assistant")
         if role == "assistant":
             last = _assistant(messages)
-            last["content"] = (last["content"] or "") + text
+            last["content"] = (last["content"] or "") + _text(item.get("content"))
         else:
-            messages.append({"role": role, "content": text})
+            messages.append({"role": role, "content": _content(item.get("content"))})
     elif kind == "reasoning":
         text = _text(item.get("content")) or _text(item.get("summary"))
         if text:
@@ -135,8 +135,8 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
         _assistant(messages).setdefault("tool_calls", []).append(_call(item, kind))
     elif isinstance(kind, str) and kind.endswith("_call_output"):
         name = str(item.get("call_id") or item.get("id") or "")
-        text = _text(item.get("output"))
-        messages.append({"role": "tool", "tool_call_id": name, "content": text})
+        output = _content(item.get("output"))
+        messages.append({"role": "tool", "tool_call_id": name, "content": output})
     elif kind not in ("web_search_call", "compaction", "ghost_snapshot"):
         raise invalid("input has an item of a type that is not supported", "input")
 
@@ -162,6 +162,19 @@ def _call(item: dict[str, Any], kind: str) -> dict[str, Any]:
         raise invalid("input has a call without name and arguments", "input")
     found = {"id": str(item.get("call_id") or item.get("id") or ""), "type": "function"}
     return found | {"function": {"name": name, "arguments": arguments}}
+
+
+def _content(content: Any) -> Any:
+    """The text of a message, or its texts and pictures as parts of OpenAI's messages."""
+    if not isinstance(content, list):
+        return _text(content)
+    pictures = [isinstance(p, dict) and p.get("type") == "input_image" for p in content]
+    if not any(pictures):
+        return _text(content)
+    return [
+        part if seen else {"type": "text", "text": _text([part])}
+        for part, seen in zip(content, pictures, strict=True)
+    ]
 
 
 def _text(content: Any) -> str:

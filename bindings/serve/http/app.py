@@ -5,6 +5,7 @@ Routes of other APIs are passed in: `application.application` makes a server wit
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import itertools
 import json
@@ -58,6 +59,7 @@ from tamis.bindings.serve.http.json_reply import JsonBytes, JsonReply, told
 from tamis.bindings.serve.http.metrics import Worker, exposition
 from tamis.bindings.serve.jobs import SHARED, Choice, Embedding, Emit, Emitter, Job, Keeping, Kept
 from tamis.bindings.serve.json_text import in_parts
+from tamis.bindings.serve.media import NONE, Media, NeedsHelper, Rules
 from tamis.bindings.serve.models import Model
 from tamis.bindings.serve.replies import About, Events, Mailbox, Reply
 from tamis.bindings.serve.requests import Limits, Reader
@@ -72,6 +74,7 @@ from tamis.version import __version__
 
 T = TypeVar("T")
 EXTRACT = "/extract"
+MAX_BODY = 4 << 20  # bytes of a request, by default
 ANSWERS: tuple[tuple[str, str, type[Reply]], ...] = (
     ("/v1/chat/completions", "chat", openai.Chat),
     ("/chat/completions", "chat", openai.Chat),
@@ -108,7 +111,7 @@ class Settings:
 
     n_queue: int = 64
     n_choices: int = 8
-    max_body: int = 4 << 20  # bytes
+    max_body: int = MAX_BODY  # bytes; the usual one is larger where there are pictures
     metrics: bool = False
     access: Access = field(default_factory=Access)
     isolate: bool = False  # whether prompts of different requests never share pages
@@ -125,6 +128,7 @@ class Settings:
     aliases: tuple[str, ...] = ()  # all names of the model that lists show
     tags: tuple[str, ...] = ()  # words about it that lists show
     prefix: str = ""  # of all paths
+    media: Rules = NONE  # of pictures
 
 
 class Server:
@@ -139,7 +143,8 @@ class Server:
         """
         self._model, self.settings, self.worker = model, settings, model.worker
         n_ctx, n_choices = model.loaded.n_ctx, settings.n_choices
-        self.reader = Reader(model.text, model.name, Limits(n_ctx, n_choices), settings.usual)
+        limits, media = Limits(n_ctx, n_choices), Media(settings.media)
+        self.reader = Reader(model.text, model.name, limits, settings.usual, media)
         # Small requests are read in one thread beside the loop, all others by helper processes.
         self._beside = ThreadPoolExecutor(1, "tamis-reader")
         config = Config(
@@ -152,6 +157,7 @@ class Server:
             settings.helper_bytes,
             settings.usual,
             model.text.given_template,
+            settings.media,
         )
         self.n_slots, self.model_file = model.loaded.n_slot, model.path
         # The scales of LoRA adapters for requests that name none.
@@ -293,6 +299,7 @@ class Server:
         for ids in inputs.texts:
             events = Events(self._mailbox)
             job = Job(ids, events.emitter(0), owner=request.scope["tamis.owner"], pooling=pooling)
+            job.tiles = inputs.tiles
             job.lora = self._other(self.lora_scales)
             found = await self._while_connected(request, [job], _one(events, Embedding))
             rows.append(found.vector)
@@ -331,7 +338,12 @@ class Server:
         m = self._model.loaded
         meta = {"n_ctx": m.n_ctx, "n_ctx_train": m.n_ctx_train, "n_embd": m.n_embd}
         head = model_entry(self._model.name, self.created)
-        lists = {"aliases": list(self.settings.aliases), "tags": list(self.settings.tags)}
+        lists: dict[str, Any] = {
+            "aliases": list(self.settings.aliases),
+            "tags": list(self.settings.tags),
+        }
+        inputs = ["text", "image"] if self.settings.media.mmproj else ["text"]
+        lists |= {"architecture": {"input_modalities": inputs, "output_modalities": ["text"]}}
         return head | lists | {"meta": meta | {"n_vocab": m.n_vocab}}
 
     async def health(self, _request: Request) -> Response:
@@ -447,9 +459,10 @@ class Server:
         """The content of a request, read here if it is small, and the follower of its grammar."""
         body = await self.body(request) if body is None else body
         if len(body) <= SMALL and name not in APART:
-            found = await self.aside(lambda: read(name, self.reader, body))
-            if not isinstance(found, Task) or found.grammar is None:
-                return found, None
+            with contextlib.suppress(NeedsHelper):
+                found = await self.aside(lambda: read(name, self.reader, body))
+                if not isinstance(found, Task) or found.grammar is None:
+                    return found, None
         preparing = self._helpers.prepare(name, body, request.scope["tamis.owner"])
         prepared = await unless_gone(request, preparing)
         try:  # a long list of tokens takes time
@@ -516,6 +529,7 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
             slot=task.slot,
             cached=task.cached,
             reuse=task.reuse,
+            tiles=task.tiles,
         )
         for i, request in enumerate(task.requests)
     ]
@@ -524,7 +538,7 @@ def choices(task: Task, emit: Emitter, n_vocab: int, masks: Follower | None = No
 async def received(request: Request, settings: Settings) -> bytes:
     """The body of a request, within its limits of bytes and seconds. Raises ApiError."""
     most = settings.max_body
-    if request.url.path == EXTRACT:
+    if request.url.path == EXTRACT or (settings.media.mmproj and settings.max_body == MAX_BODY):
         most = max(most, document.MOST_BYTES)
     return await body_of(request, most, settings.timeout_request)
 

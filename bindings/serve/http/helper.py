@@ -19,6 +19,7 @@ import sys
 from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.serve.api.readers import read
 from tamis.bindings.serve.errors import ApiError, invalid
+from tamis.bindings.serve.media import Media, Rules
 from tamis.bindings.serve.requests import Limits, Reader
 from tamis.bindings.serve.tasks import Inputs, Task, inputs_to_json, to_json
 from tamis.bindings.serve.text import TextModel
@@ -55,12 +56,24 @@ def main() -> int:
         sys.stderr.write("tamis: the model file has changed since the server has loaded it\n")
         return 1
     text = TextModel.load(config.path, config.n_ctx, config.template)
-    reader = Reader(text, config.model, Limits(config.n_ctx, config.n_choices), config.usual)
+    limits = Limits(config.n_ctx, config.n_choices)
+    reader = Reader(text, config.model, limits, config.usual, _media(Rules(*config.media)))
     _quiet()
     gc.collect()
     gc.freeze()  # forks share objects that the collector never touches
     _Nursery(control, config, text, reader).run()
     return 0
+
+
+def _media(rules: Rules) -> Media:
+    """What decodes pictures, with all modules that it needs: forks share them."""
+    if not rules.mmproj:
+        return Media()
+    from tamis.vision.decoding import warm
+    from tamis.vision.families.load import Cutter
+
+    warm()
+    return Media(rules._replace(hosts=tuple(rules.hosts)), Cutter(rules.mmproj))
 
 
 def _quiet() -> None:

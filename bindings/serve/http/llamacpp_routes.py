@@ -17,6 +17,7 @@ from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.http.app import Server
 from tamis.bindings.serve.http.json_reply import JsonReply, told
 from tamis.bindings.serve.jobs import Keeping, SlotState
+from tamis.bindings.serve.media import MARKER
 from tamis.bindings.serve.requests import MAX_ADAPTERS
 
 _FILE = re.compile(r"[\w][\w.\-]*")  # neither a folder nor a hidden file
@@ -133,7 +134,8 @@ async def _props(server: Server, request: Request) -> Response:
             "total_slots": server.n_slots,
             "model_alias": server.about.model,
             "model_path": server.model_file,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": bool(server.settings.media.mmproj), "audio": False},
+            "media_marker": MARKER,
             "chat_template": server.text.template_source,
             "bos_token": _token(server, server.text.vocab.bos),
             "eos_token": _token(server, server.text.vocab.eos),

@@ -162,11 +162,14 @@ async def _show(server: Server, request: Request) -> Response:
         raise invalid("model is no name", "model")
     model = await server.aside(server.facts)
     predicts = server.predicts
-    return JsonReply(await server.aside(lambda: described(model, server.text, predicts)))
+    sees = bool(server.settings.media.mmproj)
+    return JsonReply(await server.aside(lambda: described(model, server.text, predicts, sees)))
 
 
-def described(model: ModelFile, text: TextModel, predicts: bool) -> dict[str, Any]:
-    """The reply of /api/show; predicts: whether the model generates text."""
+def described(
+    model: ModelFile, text: TextModel, predicts: bool, sees: bool = False
+) -> dict[str, Any]:
+    """The reply of /api/show; predicts: whether the model generates text; sees: takes pictures."""
     return {
         "license": str(model.metadata.get("general.license", "")),
         "modelfile": f"FROM {model.name}\n",
@@ -174,7 +177,7 @@ def described(model: ModelFile, text: TextModel, predicts: bool) -> dict[str, An
         "template": text.template_source,
         "details": _details(model),
         "model_info": dict(model.metadata),
-        "capabilities": _capabilities(text) if predicts else ["embedding"],
+        "capabilities": [*_capabilities(text), *["vision"] * sees] if predicts else ["embedding"],
         "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
     }
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctx is the context length of one request: each of the --parallel slots has that much"
     )
     common.add_model_arguments(parser, shared=True)
+    _add_pictures(parser)
     common.add_context_arguments(parser)
     _add_reached(parser)
     parser.add_argument(
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=common.size,
         default=4 << 20,
         metavar="SIZE",
-        help="largest body of a request (default: 4MiB)",
+        help="largest body of a request (default: 4MiB, 32MiB where a model takes pictures)",
     )
     _add_cache(parser)
     _add_answers(parser)
@@ -71,6 +72,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics", action="store_true", help="serve Prometheus metrics at /metrics"
     )
     common.add_adapter_arguments(parser)
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the encoder of pictures, and of where pictures come from."""
+    encoder = parser.add_mutually_exclusive_group()
+    encoder.add_argument(
+        "-mm",
+        "--mmproj",
+        metavar="FILE",
+        help="the model's encoder of pictures, a GGUF file: requests may then have pictures "
+        "(default: the file beside the model whose name has mmproj and the model's)",
+    )
+    encoder.add_argument(
+        "--no-mmproj",
+        action="store_true",
+        help="take no pictures, even if there is an mmproj file beside the model",
+    )
+    parser.add_argument(
+        "--media-path",
+        metavar="DIR",
+        help="folder whose pictures requests may name as file:// URLs (default: none)",
+    )
+    parser.add_argument(
+        "--media-url",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="host, or HOST:PORT, whose pictures requests may name as http:// and https:// URLs, "
+        "which the server then fetches; may be repeated (default: none)",
+    )
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
@@ -424,7 +455,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.timeout_header,
         arguments.timeout_request,
     )
-    server = router.Router(served, of_server, _log, source.only)
+    server = router.Router(served, source.with_media(of_server), _log, source.only)
     listen.serve(
         server,
         arguments.host,
@@ -512,10 +543,28 @@ class _How:
             drafter = ["mtp", arguments.draft_max]
         elif arguments.draft_attn is not None:
             drafter = ["attn", arguments.draft_max]
+        if arguments.mmproj is not None:
+            if arguments.model is None:
+                raise UsageError("--mmproj is of one model: name that with -m")
+            if not Path(arguments.mmproj).is_file():
+                raise UsageError(f"--mmproj {arguments.mmproj} is no file")
+        _media_folder(arguments.media_path)
         template = _template(arguments.chat_template_file, arguments.chat_template)
         where, rope = common.devices(arguments), common.rope_scaling(arguments)
         cache = _cache_sizes(arguments)
         return _How(arguments, settings, where, rope, adapters, cache, template, drafter)
+
+    def media(self, path: str) -> Any:
+        """What pictures the model of a file takes."""
+        from tamis.bindings.serve.media import Rules
+
+        given = self.arguments
+        given.shows_pictures = True
+        found = None if given.no_mmproj else common.mmproj_file(given, Path(path))
+        if found is None:
+            return Rules()
+        hosts = tuple(host.lower() for host in given.media_url)
+        return Rules(str(found.absolute()), _media_folder(given.media_path), hosts)
 
 
 class Source:
@@ -633,6 +682,11 @@ class Source:
             return []
         return [o for o in self.offers() if (p := found.of(o.name)) is not None and p.load]
 
+    def with_media(self, given: Any) -> Any:
+        """Settings of the whole server, with those of a model that takes pictures, if any does."""
+        found = (self._how(offer).media(offer.path) for offer in self.offers())
+        return replace(given, media=next((m for m in found if m.mmproj), given.media))
+
     def _how(self, offer: Any) -> _How:
         return self._own.get(offer.name, self._usual)
 
@@ -662,7 +716,7 @@ class Source:
         rope = None if how.rope is None else asdict(how.rope)
         with_what = (
             *(given.threads, rope, how.where, session, given.parallel),
-            *(how.adapters, how.draft, draft.ngram(given), how.cache),
+            *(how.adapters, how.draft, draft.ngram(given), how.cache, how.media(offer.path).mmproj),
         )
         start = Start(offer.path, identity(offer.path), *with_what)
         return Supervisor(
@@ -693,7 +747,9 @@ class Source:
         text = self.text(offer, loaded.n_ctx)
         # The router logs a line for each request already.
         model = Model(offer.name, offer.path, text, loaded, worker)
-        return application(model, self._how(offer).settings, lambda line: None)
+        how = self._how(offer)
+        settings = replace(how.settings, media=how.media(offer.path))
+        return application(model, settings, lambda line: None)
 
     def load(self, offer: Any) -> tuple[Any, Any]:
         """The supervisor and application of a model, loaded with progress shown.
@@ -808,6 +864,13 @@ def _cache_sizes(arguments: argparse.Namespace) -> Any:
         return None
     path = None if folder is None else str(Path(folder).absolute())
     return CacheSizes(arguments.cache_ram, path, arguments.cache_disk, arguments.memory)
+
+
+def _media_folder(path: str | None) -> str:
+    """The folder of pictures, "" for none. Raises UsageError if it is not a folder."""
+    if path is not None and not Path(path).is_dir():
+        raise UsageError(f"--media-path {path} is no folder")
+    return "" if path is None else str(Path(path).absolute())
 
 
 def _folder(path: str | None) -> Path | None:

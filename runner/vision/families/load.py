@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import pkgutil
+import threading
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tamis.formats.gguf import GGUFError, GGUFFile
 from tamis.jit_kernels.backends.base import Backend
 from tamis.model.weights import MissingTensor
 from tamis.vision.decoding import decode
-from tamis.vision.family import Family, Rows
+from tamis.vision.family import Family, Later, Piece, Rows
 from tamis.vision.params import read_params
 from tamis.vision.resizing import normalized
 from tamis.vision.tower import Tower, tower_model
@@ -52,10 +53,10 @@ def is_supported(path: Path) -> bool:
     return True
 
 
-class Encoder:
-    """An encoder of pictures and its projector."""
+class Cutter:
+    """What an mmproj file says of how pictures are cut; no weights are read."""
 
-    def __init__(self, path: str | Path, backend: Backend) -> None:
+    def __init__(self, path: str | Path) -> None:
         """Open an mmproj file. Raises FileNotFoundError, GGUFError."""
         self.file = GGUFFile(path)
         params = read_params(self.file)
@@ -65,10 +66,47 @@ class Encoder:
         except ValueError as error:
             raise self.file.error(str(error)) from None
         self.params, self.family = params, family
+        self._identity = self.file.identity()
+
+    def cut(self, pixels: np.ndarray) -> list[Piece]:
+        """Text and tiles that stand for pixels uint8 [height, width, 3]. Raises PictureError."""
+        begin, end = ([text] if text else [] for text in (self.family.begin, self.family.end))
+        return [*begin, *self.family.cut(pixels, self.params), *end]
+
+    def grid(self, tile: np.ndarray) -> tuple[int, int]:
+        """Columns and rows of a tile's patches. Raises ValueError for a tile of another size."""
+        p, (ny, nx) = self.params, tile.shape[:2]
+        each = p.patch_size * p.merge
+        if tile.ndim != 3 or tile.shape[2] != 3 or not nx * ny or nx % each or ny % each:
+            raise ValueError(f"a tile of shape {tile.shape}, expected multiples of {each}")
+        return nx // p.patch_size, ny // p.patch_size
+
+    def n_row(self, tile: np.ndarray) -> int:
+        """The rows that stand for a tile. Raises ValueError as `grid` does."""
+        return self.family.n_row(self.params, *self.grid(tile))
+
+    def key(self, tile: np.ndarray) -> bytes:
+        """The digest of a tile and this file."""
+        data = self._identity + repr(tile.shape).encode() + tile.tobytes()
+        return hashlib.sha256(data).digest()
+
+
+class Encoder:
+    """An encoder of pictures and its projector."""
+
+    def __init__(self, path: str | Path, backend: Backend) -> None:
+        """Open an mmproj file. Raises FileNotFoundError, GGUFError."""
+        self._cutter = Cutter(path)
+        self.file, self.params, self.family = (
+            self._cutter.file,
+            self._cutter.params,
+            self._cutter.family,
+        )
+        params, family = self.params, self.family
         self.weights = VisionLoader(self.file, params).load(family.tensors(params))
         self._model, self._backend = tower_model(params, self.weights, family), backend
         self._tower: Tower | None = None
-        self._identity = self.file.identity()
+        self._running = threading.Lock()
         self._last: OrderedDict[bytes, Embedded] = OrderedDict()  # by the digest of a file
 
     @property
@@ -91,26 +129,45 @@ class Encoder:
 
     def embed_pixels(self, pixels: np.ndarray) -> Embedded:
         """Text and rows that stand for pixels uint8 [height, width, 3]. Raises PictureError."""
-        found: Embedded = [self.family.begin] if self.family.begin else []
-        for piece in self.family.cut(pixels, self.params):
-            found.append(piece if isinstance(piece, str) else self._rows(piece))
-        if self.family.end:
-            found.append(self.family.end)
+        found: Embedded = []
+        for piece in self._cutter.cut(pixels):
+            if isinstance(piece, str):
+                found.append(piece)
+            else:
+                rows = self.rows_of(piece)
+                found.append(rows._replace(values=rows.values[:]))
         return found
 
-    def _rows(self, tile: np.ndarray) -> Rows:
-        p, family = self.params, self.family
+    @property
+    def least_ubatch(self) -> int:
+        """Rows that a chunk must have room for: of a tile of the encoder's own size, else 1."""
+        if self.family.causal:
+            return 1
+        n = self.params.image_size // self.params.patch_size
+        return self.family.n_row(self.params, n, n)
+
+    def rows_of(self, tile: np.ndarray) -> Rows:
+        """The rows of a tile uint8 [height, width, 3], which are computed when they are read.
+
+        Raises ValueError for a tile that `Cutter.cut` cannot have made.
+        """
+        nx, ny = self._cutter.grid(tile)
+        n, merge = self._cutter.n_row(tile), self.params.merge
+        later = Later(n, 4 * n * self.n_embd, lambda: self._values(tile, nx, ny))
+        grid = (nx // merge, ny // merge) if self.family.in_grid else (0, 0)
+        return Rows(later, self._cutter.key(tile), grid, self.family.causal)
+
+    def _values(self, tile: np.ndarray, nx: int, ny: int) -> np.ndarray:
+        """The rows of a tile, f32 [n, n_embd]."""
         self.file.check_unchanged()
-        ny, nx = tile.shape[0] // p.patch_size, tile.shape[1] // p.patch_size
-        plan = family.plan(p, self.weights, nx, ny)
-        values = self._room(len(plan.order)).run(self._patches(tile), plan)
+        with self._running:
+            plan = self.family.plan(self.params, self.weights, nx, ny)
+            values = self._room(len(plan.order)).run(self._patches(tile), plan)
         if plan.result is not None:
             values = values[plan.result]
-        if family.finish is not None:
-            values = family.finish(values, plan, self)
-        digest = hashlib.sha256(self._identity + repr(tile.shape).encode() + tile.tobytes())
-        grid = plan.grid if family.in_grid else (0, 0)
-        return Rows(np.ascontiguousarray(values), digest.digest(), grid, family.causal)
+        if self.family.finish is not None:
+            values = self.family.finish(values, plan, self)
+        return np.ascontiguousarray(values)
 
     def _patches(self, tile: np.ndarray) -> np.ndarray:
         """Patches in raster order, f32 [n, 3 * size * size]: channel, row, column."""

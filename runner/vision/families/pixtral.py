@@ -73,6 +73,11 @@ def finish(rows: np.ndarray, found: Plan, encoder: Any) -> np.ndarray:
     return joined[:-1]
 
 
+def n_row(p: VisionParams, nx: int, ny: int) -> int:
+    """The rows of a tile with the marks between its lines."""
+    return (ny // p.merge) * (nx // p.merge + 1) - 1
+
+
 def tensors(p: VisionParams) -> Mapping[str, tuple[int, ...]]:
     """Shapes of the projector's tensors."""
     return {
@@ -95,4 +100,5 @@ FAMILY = Family(
     neox=False,
     end="[IMG_END]",
     finish=finish,
+    n_row=n_row,
 )

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -9,8 +10,10 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 import uvicorn
+from PIL import Image
 from serving import local_server
 from small_pdf import pdf
 from tiny_models import TinySpec, write_tiny_model
@@ -294,3 +297,62 @@ def test_a_dropped_file_is_read_before_it_is_asked_about(url):
         assert bodies[0]["messages"][0]["content"] == "a.pdf:\n\nThe text."
         asked = bodies[1]["messages"]
         assert [m["content"] for m in asked] == ["a.pdf:\n\nThe text.\n\nWhat?"]
+
+
+def test_pictures_are_added_dropped_left_out_and_sent(url, tmp_path):
+    with browsing() as page:
+        bodies = []
+
+        def chat(route):
+            bodies.append(route.request.post_data_json)
+            replied(route, "A square.")
+
+        entry = {"id": "m", "meta": {"n_ctx": 512}}
+        entry["architecture"] = {"input_modalities": ["text", "image"]}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [entry]}))
+        page.route("**/v1/chat/completions", chat)
+        page.goto(url)
+        page.fill("#key", "key")
+        page.press("#key", "Enter")
+        sync_api.expect(page.locator("#picture")).to_be_visible()
+        files = []
+        for i, color in enumerate(("red", "teal", "gold")):
+            file = io.BytesIO()
+            Image.new("RGB", (120, 90), color).save(file, "PNG")
+            files.append({"name": f"{i}.png", "mimeType": "image/png", "buffer": file.getvalue()})
+        page.set_input_files("#files", files[:2])
+        sync_api.expect(page.locator("#shown img")).to_have_count(2)
+        page.evaluate(
+            """text => {
+                const data = new DataTransfer();
+                const bytes = Uint8Array.from(atob(text), mark => mark.charCodeAt(0));
+                data.items.add(new File([bytes], "2.png", { type: "image/png" }));
+                const drop = new DragEvent("drop", { dataTransfer: data, cancelable: true });
+                document.getElementById("chat").dispatchEvent(drop);
+            }""",
+            base64.b64encode(files[2]["buffer"]).decode(),
+        )
+        sync_api.expect(page.locator("#shown img")).to_have_count(3)
+        page.locator("#shown button").nth(1).click()
+        sync_api.expect(page.locator("#shown img")).to_have_count(2)
+        page.fill("#text", "What is this?")
+        page.screenshot(path=tmp_path / "before.png")
+        page.press("#text", "Enter")
+        sync_api.expect(page.locator(".assistant")).to_contain_text("A square.")
+        sync_api.expect(page.locator(".user img")).to_have_count(2)
+        assert page.locator("#shown img").count() == 0
+        page.screenshot(path=tmp_path / "picture.png")
+        *shown, text = bodies[0]["messages"][0]["content"]
+        assert text == {"type": "text", "text": "What is this?"}
+        sent = [base64.b64decode(part["image_url"]["url"].split(",")[1]) for part in shown]
+        assert sent == [files[0]["buffer"], files[2]["buffer"]]
+        page.reload()
+        sync_api.expect(page.locator(".user img")).to_have_count(2)
+        page.click("text=Edit")
+        sync_api.expect(page.locator("#shown img")).to_have_count(2)
+        big = io.BytesIO()
+        noise = np.random.default_rng(0).integers(0, 256, (150, 2400, 3), np.uint8)
+        Image.fromarray(noise).save(big, "PNG", compress_level=0)
+        file = {"name": "big.png", "mimeType": "image/png", "buffer": big.getvalue()}
+        page.set_input_files("#files", [file])
+        page.wait_for_function("document.querySelectorAll('#shown img')[2]?.naturalWidth === 2048")
