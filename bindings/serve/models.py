@@ -45,6 +45,7 @@ class Offer(NamedTuple):
     tags: tuple[str, ...] = ()  # words about it that lists show
     args: tuple[str, ...] = ()  # its own settings; a model with other ones is loaded anew
     hidden: bool = False  # whether lists leave it out
+    sees: bool = False  # whether it takes pictures
 
 
 class Served(Protocol):

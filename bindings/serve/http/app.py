@@ -335,16 +335,12 @@ class Server:
         return JsonReply(self._described())
 
     def _described(self) -> dict[str, Any]:
-        m = self._model.loaded
+        m, s = self._model.loaded, self.settings
         meta = {"n_ctx": m.n_ctx, "n_ctx_train": m.n_ctx_train, "n_embd": m.n_embd}
         head = model_entry(self._model.name, self.created)
-        lists: dict[str, Any] = {
-            "aliases": list(self.settings.aliases),
-            "tags": list(self.settings.tags),
-        }
-        inputs = ["text", "image"] if self.settings.media.mmproj else ["text"]
-        lists |= {"architecture": {"input_modalities": inputs, "output_modalities": ["text"]}}
-        return head | lists | {"meta": meta | {"n_vocab": m.n_vocab}}
+        head |= {"aliases": list(s.aliases), "tags": list(s.tags)}
+        head |= modalities(sees=bool(s.media.mmproj))
+        return head | {"meta": meta | {"n_vocab": m.n_vocab}}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server is alive; it is not while it is stopping."""
@@ -648,6 +644,12 @@ def model_entry(name: str, created: float) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(created), "owned_by": "tamis"} | (
         of_anthropic
     )
+
+
+def modalities(*, sees: bool) -> dict[str, Any]:
+    """What goes into a model and comes out, as llama.cpp's lists have it; sees: pictures go in."""
+    inputs = ["text", "image"] if sees else ["text"]
+    return {"architecture": {"input_modalities": inputs, "output_modalities": ["text"]}}
 
 
 def listing(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from tamis.bindings.serve.http.app import (
     front,
     listing,
     measured,
+    modalities,
     model_entry,
     on_error,
     received,
@@ -337,7 +338,8 @@ class Router:
         status |= {"args": list(offer.args)} if offer.args else {}
         status |= {"failed": True} if offer.name in self.models.failed else {}
         words = {"aliases": list(offer.aliases), "tags": list(offer.tags)}
-        return model_entry(offer.name, offer.modified) | words | {"meta": meta, "status": status}
+        head = model_entry(offer.name, offer.modified) | words | modalities(sees=offer.sees)
+        return head | {"meta": meta, "status": status}
 
     async def health(self, _request: Request) -> Response:
         """/health: whether the server is alive; it is not while it is stopping."""

@@ -631,6 +631,9 @@ class Source:
 
     def offers(self) -> list[Any]:
         """All offered models; one that was removed meanwhile is left out."""
+        return [o._replace(sees=bool(self._how(o).media(o.path).mmproj)) for o in self._offered()]
+
+    def _offered(self) -> list[Any]:
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
@@ -684,7 +687,7 @@ class Source:
 
     def with_media(self, given: Any) -> Any:
         """Settings of the whole server, with those of a model that takes pictures, if any does."""
-        found = (self._how(offer).media(offer.path) for offer in self.offers())
+        found = (self._how(offer).media(offer.path) for offer in self._offered())
         return replace(given, media=next((m for m in found if m.mmproj), given.media))
 
     def _how(self, offer: Any) -> _How:
