@@ -243,18 +243,18 @@ class _Stays(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def url_of(part: Any) -> str | None:
-    """The URL of a part of a message that is a picture, else None. Raises ApiError.
+def url_of(part: Any, name: str = "messages") -> str | None:
+    """The URL of a part of a message that is a picture, else None. Raises ApiError naming a field.
 
     OpenAI's chat has an object with a url, its Responses a text.
     """
     if not isinstance(part, dict) or part.get("type") not in _IMAGES:
         return None
-    found = part.get("image_url")
+    found = part.get("image_url", part.get(part["type"]))
     if isinstance(found, dict):
         found = found.get("url")
     if not isinstance(found, str):
-        raise invalid("a picture has no URL: expected image_url with a url", "messages")
+        raise invalid("a picture has no URL: expected image_url with a url", name)
     return found
 
 

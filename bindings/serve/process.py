@@ -349,8 +349,8 @@ class Runner:
 
     def _rows_of(self, wanted: Wanted) -> list[Rows]:
         """The rows of a job's pictures, not yet computed. Raises ApiError for ids of others."""
-        encoder, found, ids = self._engine.encoder, [], set[int]()
-        if wanted.tiles and encoder is not None:
+        found, ids = [], set[int]()
+        if wanted.tiles and (encoder := self._engine.encoder) is not None:
             found = [encoder.rows_of(unpacked(tile)) for tile in wanted.tiles]
             for rows in found:
                 ids.update(row_ids(rows.key, len(rows.values)))

@@ -32,7 +32,7 @@ class Later:
             if not self._values.size:
                 self._values = self._make()
                 assert len(self._values) == self._n
-                self._make = lambda: self._values  # the pixels are let go
+                self._make = lambda: self._values  # so that the pixels are freed
         found: np.ndarray = self._values[rows]
         return found
 

@@ -13,6 +13,7 @@ from tamis.bindings.drop_in.tools import NO_PARAMETERS
 from tamis.bindings.serve.body import Body
 from tamis.bindings.serve.errors import ApiError, invalid
 from tamis.bindings.serve.jobs import Progress
+from tamis.bindings.serve.media import url_of
 from tamis.bindings.serve.replies import About, Reply, as_json, timings
 from tamis.bindings.serve.requests import MAX_MESSAGES, MAX_TOOLS, Reader, parts_of
 from tamis.bindings.serve.tasks import Task
@@ -172,7 +173,9 @@ def _content(content: Any) -> Any:
     if not any(pictures):
         return _text(content)
     return [
-        part if seen else {"type": "text", "text": _text([part])}
+        {"type": "image_url", "image_url": url_of(part, "input")}
+        if seen
+        else {"type": "text", "text": _text([part])}
         for part, seen in zip(content, pictures, strict=True)
     ]
 

@@ -136,7 +136,7 @@ def _answer(arguments: argparse.Namespace, file: Any, todo: list[Any], answers: 
         with closing(Answering(arguments)) as local:
             asyncio.run(all_of(local.ask, n_at_once))
     else:
-        from tamis.bindings.serve.cluster import Pool
+        from tamis.bindings.serve.http.cluster import Pool
 
         arguments.model = str(common.model_file(arguments.model, progress).absolute())
         with closing(Pool(arguments.ray, arguments.threads, Answering, arguments)) as pool:

@@ -49,6 +49,7 @@ ENTRY = {
 }  # fmt: skip
 DESCRIBED = ENTRY | {
     "aliases": ["a"], "tags": ["t"],
+    "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
     "meta": {"n_ctx": 64, "n_ctx_train": 128, "n_embd": 8, "n_vocab": 9},
 }  # fmt: skip
 

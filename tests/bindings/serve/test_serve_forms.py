@@ -360,7 +360,11 @@ def test_ollamas_messages_and_words_are_openais():
     assert named == {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     whole = {"role": "user", "content": "a", "name": "n", "tool_call_id": "t"}
     assert ollama._message(whole | {"images": [], "tool_calls": []}) == whole
-    for wrong in ({"images": ["x"]}, {"tool_calls": [{}]}, {"tool_calls": [5]}):
+    part = {"type": "image_url", "image_url": {"url": "data:image/*;base64,eA=="}}
+    assert ollama._message(whole | {"images": ["eA=="]}) == whole | {
+        "content": [part, {"type": "text", "text": "a"}]
+    }
+    for wrong in ({"images": "x"}, {"images": [5]}, {"tool_calls": [{}]}, {"tool_calls": [5]}):
         with pytest.raises(ApiError) as refused:
             ollama._message(whole | wrong)
         assert refused.value.param == "messages"

@@ -71,6 +71,7 @@ def begun(monkeypatch, tmp_path):
         theirs = socket.socket()
         given = ["helper", str(theirs.detach()), json.dumps(config._asdict())]
         monkeypatch.setattr(sys, "argv", given)
+        monkeypatch.setattr(helper, "_media", lambda rules: rules)
         return helper.main(), config, log
 
     yield run
@@ -86,9 +87,9 @@ def test_it_loads_what_forks_share_and_is_silent_from_then_on(begun):
     limits = helper.Limits(64, 8)
     assert log == [
         ("load", config.path, 64, "{{ x }}"),
-        ("reader", "text", "tiny", limits, {"seed": 1}),
+        ("reader", "text", "tiny", limits, {"seed": 1}, helper.Rules()),
         "quiet", "collect", "freeze",
-        ("nursery", config, "text", "reader"),
+        ("nursery", config._replace(media=[]), "text", "reader"),
         "run",
     ]  # fmt: skip
 

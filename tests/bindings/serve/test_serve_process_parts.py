@@ -203,7 +203,7 @@ class Loading:
     def __init__(self, *, is_encoder=False):
         self.asked, self.opened = None, []
         self.model = SimpleNamespace(arch=SimpleNamespace(is_encoder=is_encoder))
-        self.places = "places"
+        self.places, self.encoder = "places", None
 
     def load(self, path, **how):
         how.pop("progress")("weights", 3, 9)
@@ -235,7 +235,10 @@ def test_a_model_is_loaded_with_a_session_for_each_slot(host, loading):
     channel = Channel()
     engine, sessions, reopen = process._load(channel, start(n_slot=3))
     assert engine is loading
-    assert loading.asked == ("a/model.gguf", {"n_threads": 3, "rope": None, "device": "cpu"})
+    assert loading.asked == (
+        "a/model.gguf",
+        {"n_threads": 3, "rope": None, "mmproj": None, "device": "cpu"},
+    )
     assert [session.number for session in sessions] == [1, 2, 3]
     assert [set(how) for how in loading.opened] == [{"prefill", "kv_dir", "adapters"}] * 3
     assert channel.sent() == [
@@ -452,14 +455,14 @@ def test_a_piece_has_the_number_of_tokens_of_its_answer(runner):
 
 def wanted(i=3, **more):
     one = {"id": i, "prompt": 0, "scope": "s", "owner": "o", "slot": None, "pooling": None}
-    return one | {"lora": None} | more
+    return one | {"lora": None, "tiles": 0} | more
 
 
 def test_jobs_are_made_of_what_the_server_sends(runner):
     parts = [
         wanted(1, pooling="cls", lora=[0.5]), wanted(2, slot=1, keeping=["save", "a.bin"]),
     ]  # fmt: skip
-    record = {"masked": False, "prompts": [[5, 6]], "jobs": parts}
+    record = {"masked": False, "prompts": [[5, 6]], "jobs": parts, "tiles": [[]]}
     runner._take(Kind.JOBS, json.dumps(record).encode(), deque())
     ((vector, keeping),) = runner._worker.submitted
     assert (type(vector), vector.prompt, vector.pooling, vector.lora) == (

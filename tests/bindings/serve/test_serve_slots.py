@@ -303,7 +303,8 @@ def test_what_the_server_and_its_tokenizer_are(client, server):
     assert found.pop("default_generation_settings") == settings
     assert found == {
         "total_slots": 2, "model_alias": "tiny", "model_path": "a/model.gguf",
-        "modalities": {"vision": False, "audio": False}, "chat_template": "{{x}}",
+        "modalities": {"vision": False, "audio": False}, "media_marker": "<__media__>",
+        "chat_template": "{{x}}",
         "bos_token": "<s>", "eos_token": "", "build_info": "b7", "is_sleeping": False,
     }  # fmt: skip
     assert client.get("/tokenizer_info").json() == {
