@@ -3,8 +3,9 @@
 This is not a method of `--attn`: a KV cache is compressed once, and every question after that finds
 it smaller. The model reads its text again, in chunks after the request to repeat it; a key counts
 as much as the largest attention weight that any query of these chunks gives it (their Eq. 2, over
-the keys of the chunk and of the input). This file has the parameters, what a session must note of
-the queries, and the scores; `engine/reuse/compressing.py` reads the chunks and compresses.
+the keys of the chunk and of the input, and over the sinks, as in their program). This file has the
+parameters, what a session must note of the queries, and the scores; `engine/reuse/compressing.py`
+reads the chunks and compresses.
 
 Departures. Every KV head keeps the same number of keys, as pages hold all heads (the paper spends
 one budget on all heads and layers); the first `sink` positions are kept. Layers with a sliding
@@ -108,12 +109,17 @@ class LastPromptState(SelectorState):
         return self.queries
 
 
-def importance(q: np.ndarray, keys: np.ndarray, own_keys: np.ndarray, scale: float) -> np.ndarray:
+def importance(
+    q: np.ndarray, keys: np.ndarray, own_keys: np.ndarray, sinks: np.ndarray, scale: float
+) -> np.ndarray:
     """The largest log attention weight that queries give each key of a chunk.
 
     q f32 [n_in, n_head, head_dim], of an input whose own keys are `own_keys` f32 [n_in, n_head_kv,
     head_dim], of which a query sees those up to itself; keys f32 [m, n_head_kv, head_dim], of the
-    chunk. Returns f32 [n_head_kv, m].
+    chunk; sinks f32 [n_sink, n_head_kv, head_dim], those of the text's first positions before the
+    chunk. They share the softmax: a query that looks for nothing rests on them, and without them
+    its weights would count as much as those of one that has found its key. Returns f32 [n_head_kv,
+    m].
     """
     n_in, n_head, _ = q.shape
     m, n_head_kv, _ = keys.shape
@@ -121,11 +127,11 @@ def importance(q: np.ndarray, keys: np.ndarray, own_keys: np.ndarray, scale: flo
     later = np.triu(np.ones((n_in, n_in), bool), 1)
     weights = np.empty((n_head_kv, m), np.float32)
     for head in range(n_head_kv):
-        both = np.concatenate([keys[:, head], own_keys[:, head]])
+        seen = np.concatenate([keys[:, head], sinks[:, head], own_keys[:, head]])
         best = np.full(m, -np.inf, np.float32)
         for row in range(head * group, (head + 1) * group):
-            scores = (np.float32(scale) * q[:, row]) @ both.T
-            scores[:, m:][later] = -np.inf
+            scores = (np.float32(scale) * q[:, row]) @ seen.T
+            scores[:, -n_in:][later] = -np.inf
             top = scores.max(axis=1, keepdims=True)
             total = np.exp(scores - top).sum(axis=1, keepdims=True)
             best = np.maximum(best, (scores[:, :m] - (top + np.log(total))).max(axis=0))

@@ -8,6 +8,7 @@ from recurrent_models import write_recurrent_model
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.engine.engine import Engine
+from tamis.engine.reuse import compressing
 from tamis.engine.reuse.compressing import compress, stand_ins
 from tamis.select.base import ParameterError
 from tamis.select.in_numpy import NumpySelector
@@ -40,21 +41,23 @@ def held(engine, tokens=TEXT, n_ctx=192, **how):
 
 
 # --- scores ---------------------------------------------------------------------------------------
-def test_a_key_counts_as_its_largest_weight_among_the_chunks_and_earlier_own_keys():
+@pytest.mark.parametrize("n_sink", [0, 3])
+def test_a_key_counts_as_its_largest_weight_among_chunk_sinks_and_earlier_own_keys(n_sink):
     rng = np.random.default_rng(0)
     n_in, m, n_head, n_head_kv, dim = 5, 7, 4, 2, 8
-    q, keys, own = (
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((n_in, n_head, dim), (m, n_head_kv, dim), (n_in, n_head_kv, dim))
+    q = rng.standard_normal((n_in, n_head, dim)).astype(np.float32)
+    keys, own, sinks = (
+        rng.standard_normal((n, n_head_kv, dim)).astype(np.float32) for n in (m, n_in, n_sink)
     )
     expected = np.zeros((n_head_kv, m))
     for i in range(n_in):
         for head in range(n_head):
-            seen = np.concatenate([keys[:, head // 2], own[: i + 1, head // 2]]).astype(float)
+            parts = (keys, own[: i + 1], sinks)
+            seen = np.concatenate([of[:, head // 2] for of in parts]).astype(float)
             weights = np.exp(0.5 * seen @ q[i, head])
             kv = head // 2
             expected[kv] = np.maximum(expected[kv], (weights / weights.sum())[:m])
-    np.testing.assert_allclose(np.exp(importance(q, keys, own, 0.5)), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(importance(q, keys, own, sinks, 0.5)), expected, rtol=1e-5)
 
 
 def test_heads_keep_their_best_and_the_sinks():
@@ -144,6 +147,21 @@ def test_queries_are_noted_in_the_order_of_positions(engine):
     other = engine.session(n_ctx=192, n_ubatch=8, prefill=LastPrompt(96))
     other.prefill(TEXT)
     np.testing.assert_allclose(q, other.noted_queries(0, 50, 96), atol=1e-4)
+
+
+def test_queries_of_every_chunk_share_their_weight_with_the_sinks(engine, monkeypatch):
+    seen = []
+
+    def noted(q, keys, own, sinks, scale):
+        seen.append(sinks)
+        return importance(q, keys, own, sinks, scale)
+
+    monkeypatch.setattr(compressing, "importance", noted)
+    session, n_layer = held(engine), len(engine.model.kv_layers)
+    first = session.keys(0, 0, 4)
+    compress(engine, session, KVzip(chunk=32, sink=4))
+    assert [len(sinks) for sinks in seen[::n_layer]] == [0, 4, 4], "the first chunk holds them"
+    np.testing.assert_array_equal(seen[n_layer], first)
 
 
 def test_a_compressed_session_answers_is_saved_and_copied(engine, tmp_path):

@@ -83,8 +83,10 @@ def _scores(
                 if (of := found[i]) is not None:
                     own = probe.keys(i, n, probe.n_past)
                     keys = probe.keys(i, first, first + len(chunk))
+                    sinks = probe.keys(i, 0, min(how.sink, first))
                     q = probe.noted_queries(layer, n, probe.n_past)
-                    of[:, first : first + len(chunk)] = importance(q, keys, own, engine.hp.scale)
+                    found_here = importance(q, keys, own, sinks, engine.hp.scale)
+                    of[:, first : first + len(chunk)] = found_here
             probe.truncate(n)
             told(first + len(chunk), n)
     return found
