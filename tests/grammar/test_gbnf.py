@@ -54,6 +54,16 @@ def test_a_grammar_allows_what_it_says_and_nothing_else(grammar, yes, no):
     assert [text for text in no if fits(found, text)] == []
 
 
+@pytest.mark.parametrize("n", [100, 101, 300])
+def test_rules_that_lead_to_each_other_in_a_long_chain_are_a_grammar(n):
+    # Expanded into one tree, more of them were too deep to be walked.
+    chain = [f'r{i} ::= "{i % 10}" r{i + 1}\n' for i in range(n)]
+    found = matcher(compile_gbnf(f'root ::= r0\n{"".join(chain)}r{n} ::= "."').text)
+    text = "".join(str(i % 10) for i in range(n))
+    assert fits(found, text + ".")
+    assert not fits(found, text)
+
+
 # A wrong grammar; the place, what is found there, what is expected, and words of the remedy.
 WRONG = [
     ("root ::= a", "1, column 10", "'a'", "the name of a rule of this grammar", 'a ::= ..."'),

@@ -643,3 +643,8 @@ def test_a_mark_in_what_began_like_a_call_without_one_is_found_in_any_pieces(n, 
         deltas = [delta for part in parts for delta in parser.push(part)]
         found.append(message_of([*deltas, *parser.finish()]))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["$filter", "@odata.type", "a/b", "x.y-z", "größe"])
+def test_an_argument_written_as_in_python_may_have_a_name_that_python_does_not_take(name):
+    assert syntax.python_calls(f"[f({name}='a', n=1)]") == [("f", {name: "a", "n": 1})]

@@ -17,7 +17,7 @@ from tamis.grammar.rules import CompiledGrammar, Rule, finished, levels, reachab
 from tamis.grammar.rules import Times as Repeated
 from tamis.grammar.trees import Chars, Either, Node, Row, Times, nullable, regex
 
-_MOST_NODES = 20_000  # of a terminal
+_MOST_NODES, _MOST_LEVELS = 20_000, 100  # of a terminal
 _MOST_PROBES = 300
 _MOST_LEAVES = 60  # leaves that are compared with each other
 _NO_CHARACTERS = Characters()
@@ -296,7 +296,7 @@ def _all(node: Node) -> Characters:
 
 
 def _without_recursion(rules: dict[str, Node]) -> dict[str, Node | None]:
-    """The trees of rules with other rules expanded, None for recursive or large ones."""
+    """The trees of rules with other rules expanded, None for recursive, large or deep ones."""
     found: dict[str, Node | None] = {}
     entered: set[str] = set()
     for start in rules:
@@ -325,7 +325,10 @@ def _references(node: Node) -> list[str]:
 
 def _written_out(node: Node, known: dict[str, Node | None]) -> Node | None:
     found = _replaced(node, known)
-    return None if found is None or _size(found) > _MOST_NODES else found
+    if found is None:
+        return None
+    n_node, n_level = _size(found)
+    return None if n_node > _MOST_NODES or n_level > _MOST_LEVELS else found
 
 
 def _replaced(node: Node, known: dict[str, Node | None]) -> Node | None:
@@ -344,10 +347,13 @@ def _replaced(node: Node, known: dict[str, Node | None]) -> Node | None:
     return None
 
 
-def _size(node: Node) -> int:
+def _size(node: Node) -> tuple[int, int]:
+    """The number of a tree's nodes, and of its levels."""
     match node:
         case Row(parts) | Either(parts):
-            return 1 + sum(map(_size, parts))
+            below = [_size(part) for part in parts]
+            return 1 + sum(n for n, _ in below), 1 + max((n for _, n in below), default=0)
         case Times(what, _, _):
-            return 1 + _size(what)
-    return 1
+            n_node, n_level = _size(what)
+            return 1 + n_node, 1 + n_level
+    return 1, 1

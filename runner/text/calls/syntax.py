@@ -29,6 +29,7 @@ _ESCAPES = {
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _PLAIN = re.compile(r"[\w+\-.]+")  # one class of characters each: nothing to go back over
 _NAME = re.compile(r"[\w.\-/]+")
+_ARGUMENT = re.compile(r"[\w+\-./$@]+")  # also those of OData: $filter
 _SPACE = re.compile(r"\s*")
 _TEXT = re.compile(r"[^\\'\"]+")
 
@@ -143,7 +144,7 @@ class _PythonReader(Reader):
         return name, dict(self.items(")", self._argument))
 
     def _argument(self) -> tuple[str, Any]:
-        name = self.run(_PLAIN)
+        name = self.run(_ARGUMENT)
         self.skip()
         if not self.took("="):
             raise ValueError("an argument without a name")
