@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
-from tamis.bindings.drop_in import chat, completion, formatters
+from tamis.bindings.drop_in import chat, completion, formatters, pictures
 from tamis.bindings.drop_in.answers import (
     CreateChatCompletionResponse,
     CreateChatCompletionStreamResponse,
@@ -76,6 +76,7 @@ from tamis.model.heads import POOLINGS
 from tamis.sampling.chain import Sampler
 from tamis.sampling.vocabulary import GrammarTokenizer
 from tamis.text.thinking import ThinkingBudget
+from tamis.vision.held import whole_pictures
 
 __all__ = [
     "BaseLlamaCache",
@@ -187,6 +188,7 @@ class Llama:
                 n_gpu_layers,
                 offload_kqv=offload_kqv,
                 precision=precision,
+                mmproj=getattr(chat_handler, "clip_model_path", None),
             )
         self._n_ctx = n_ctx or self._engine.hp.n_ctx_train
         if draft_model is not None and attn == "auto":
@@ -199,7 +201,7 @@ class Llama:
         if not vocab_only:
             self._session = self._engine.session(
                 n_ctx=self._n_ctx,
-                n_ubatch=min(n_ubatch, n_batch, self._n_ctx),
+                n_ubatch=self._ubatch(min(n_ubatch, n_batch, self._n_ctx)),
                 attn=attn,
                 prefill=prefill,
                 min_mass=min_mass,
@@ -225,6 +227,11 @@ class Llama:
         self.tokenizer_ = tokenizer or LlamaTokenizer(self)
         self._handles: tuple[int, int] | None = None  # of the flat API: (model, context)
         self.metadata = {key: as_text(value) for key, value in self._engine.metadata.items()}
+
+    def _ubatch(self, n: int) -> int:
+        """Tokens of a chunk: at least those of a picture whose rows see each other."""
+        encoder = self._engine.encoder
+        return n if encoder is None else max(n, encoder.least_ubatch)
 
     # --- what it is ------------------------------------------------------------------------------
 
@@ -560,6 +567,7 @@ class Llama:
         if reset:
             # The last token runs again: its logits are needed.
             n = min(longest_token_prefix(self._session.tokens, prompt), len(prompt) - 1)
+            n = whole_pictures(prompt, n)
             self.n_tokens = max(n, 0)
             prompt = prompt[n:]
         elif not prompt:  # resume after the tokens that eval appended
@@ -596,7 +604,7 @@ class Llama:
             last_n=self.last_n_tokens_size,
             ids=lambda: self.input_ids,
             grammar=None if grammar is None else grammar.step(self._tokenizer_of_grammars()),
-            prompt=held,
+            prompt=[i for i in held if i >= 0],  # others stand for pictures
         )
 
     def _tokenizer_of_grammars(self) -> GrammarTokenizer:
@@ -862,7 +870,11 @@ class Llama:
         on = variables.get("enable_thinking", False if wanted.formed else None)
         thinking = chat.Thinking(on, budget)
         prompt = format.prompt(
-            given["messages"], wanted.tools, thinking=thinking, variables=variables
+            pictures.marked(given["messages"], self._mark),
+            wanted.tools,
+            thinking=thinking,
+            variables=variables,
+            ids_of=self._engine.ids_of_mark,
         )
         wanted = wanted._replace(tail=prompt.tail)
         request = self._chat_request(given, prompt, (*format.stop, *prompt.stop))
@@ -874,6 +886,16 @@ class Llama:
             return chat.chunks(chat.Chunks(request, wanted, format), pieces)
         with self._lock:
             return self._weighed(chat.whole(request, list(pieces), wanted, format))
+
+    def _mark(self, url: str) -> str:
+        """The mark of a picture by its URL. Raises ValueError, ImportError."""
+        if self._engine.encoder is None:
+            raise ValueError(
+                "a message has a picture, and this Llama no encoder: pass "
+                "chat_handler=MTMDChatHandler(clip_model_path=...)"
+            )
+        load = getattr(self.chat_handler, "load_image", pictures.load_image)
+        return str(self._engine.picture_mark(load(url)))
 
     def _chat_request(
         self, given: Mapping[str, Any], prompt: chat.Prompt, stops: Sequence[str]

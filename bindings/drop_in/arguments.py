@@ -59,8 +59,12 @@ def load_engine(
     *,
     offload_kqv: bool,
     precision: str,
+    mmproj: str | None = None,
 ) -> Engine:
-    """Load the engine; its last n_gpu_layers layers are on the CUDA device if there is one."""
+    """Load the engine; its last n_gpu_layers layers are on the CUDA device if there is one.
+
+    mmproj: the file of an encoder of pictures.
+    """
     if n_gpu_layers:
         try:
             return Engine.load(
@@ -70,10 +74,11 @@ def load_engine(
                 n_gpu_layers=n_gpu_layers,
                 offload_kqv=offload_kqv,
                 precision=precision,
+                mmproj=mmproj,
             )
         except (CudaError, ImportError) as e:
             warnings.warn(f"n_gpu_layers has no effect, the CPU is used: {e}", stacklevel=3)
-    return Engine.load(path, n_threads=n_threads or None, precision=precision)
+    return Engine.load(path, n_threads=n_threads or None, precision=precision, mmproj=mmproj)
 
 
 def lora_of(path: str | None, scale: float) -> Adapters | None:

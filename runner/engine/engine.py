@@ -217,7 +217,7 @@ class Engine:
         """
         from tamis.text.chat_template import encode_chat
 
-        ids_of = self._ids_of_mark if self._encoder is not None else None
+        ids_of = self.ids_of_mark if self._encoder is not None else None
         return encode_chat(self.tokenizer, self.chat_template, messages, ids_of=ids_of)
 
     @typed
@@ -235,11 +235,12 @@ class Engine:
         parts = [(text, False)]
         if self._encoder is None or not picture_marks.numbers(text):
             return self.encode(text)
-        ids = picture_marks.encode(self.tokenizer.encode_parts, parts, self._ids_of_mark)
+        ids = picture_marks.encode(self.tokenizer.encode_parts, parts, self.ids_of_mark)
         bos = self.tokenizer.bos
         return [bos, *ids] if self.tokenizer.add_bos and bos is not None else ids
 
-    def _ids_of_mark(self, number: int) -> list[int]:
+    def ids_of_mark(self, number: int) -> list[int]:
+        """Ids of the picture of a mark of `picture_mark`, by its number. Raises ValueError."""
         return self.picture_ids(self._book.get(number))
 
     @typed

@@ -43,7 +43,7 @@ from tamis.select.base import Selector, SelectorShape, SelectorState
 from tamis.select.dense import Dense
 from tamis.select.meter import Mass, mass_of
 from tamis.text.tokenizer import Tokenizer
-from tamis.vision.held import Run
+from tamis.vision.held import Run, whole_pictures
 
 Progress = Callable[[str, int, int | None], None]
 MAX_CTX = 1 << 24
@@ -771,10 +771,11 @@ class Session(Generating):
         n = min(max(stage.state.n_recall for stage in self._stages), self.n_past)
         if n == 0:
             return
-        first = self.n_past - n
-        if min(self._tokens[first:]) < 0:
+        first = whole_pictures(self._tokens, self.n_past - n)
+        if min(self._tokens[first:]) < 0 and not self._loaded.pictures.hold(self._tokens[first:]):
             raise ValueError(
-                "the method learns from the last tokens, which are compressed: take another one"
+                "the method learns from the last tokens, which are compressed, or of a picture "
+                "that is not held: take another method, or encode the picture again"
             )
         if self._states.shapes:
             first = self._states.go_back(first)
@@ -805,20 +806,20 @@ class Session(Generating):
     def save(self, path: str | Path) -> None:
         """Write tokens and the KV cache to a file, whole or not at all.
 
+        Of pictures it has the KV cache, as of all tokens, and not the rows: what reads them again
+        needs the pictures themselves (see `Engine.picture_ids`).
+
         An existing session file is replaced. Raises OSError; SessionFileError if another kind of
         file has that name, which is not changed.
         """
         self._check_open()
-        if self._loaded.pictures.stand_in(self._tokens):
-            raise ValueError(
-                "the sequence has pictures, which a session file has no room for: truncate it to "
-                "the tokens before the first one"
-            )
         session_file.check_replaced(Path(path))
         header: dict[str, Any] = {"model": self._fingerprint(), "tokens": self._tokens}
         header |= {"kv": self.kv_types} | ({"basis": BASIS} if self._bases else {})
         if min(self._tokens, default=0) < 0:
-            header["compressed"] = True
+            header["compressed"] = True  # or has pictures: tokens below 0
+        if self._grids:
+            header["grids"] = self._grids
         session_file.write(Path(path), header, self._arrays())
 
     @typed
@@ -833,6 +834,7 @@ class Session(Generating):
         self._check_open()
         with SessionFile(Path(path)) as saved:
             tokens, types = self._saved(saved)
+            grids = self._saved_grids(saved, len(tokens))
             bases = self._loaded.all_bases() if "basis" in saved.header else {}
             caches = [self._loaded.hp.of_cache(layer) for layer in self._loaded.model.kv_layers]
             rows = [
@@ -862,8 +864,23 @@ class Session(Generating):
                 for array in arrays:
                     self._states.load(array.view(np.float32), len(tokens))
                     self._send_states()
-                self._tokens = tokens
+                self._tokens, self._grids = tokens, grids
                 self.recall()
+
+    def _saved_grids(self, saved: SessionFile, n: int) -> list[tuple[int, int]]:
+        """The checked grids of a saved session of n tokens. Raises SessionFileError."""
+        grids, given = list[tuple[int, int]](), saved.header.get("grids", [])
+        last, gone = 0, 0
+        entries: list[Any] = given if isinstance(given, list) else [given]
+        for each in entries:
+            whole = isinstance(each, list) and [type(x) for x in each] == [int, int]
+            if not whole or not last < each[0] <= n or not -each[0] <= gone + each[1] <= gone:
+                raise saved.error(f"has a picture's grid {each!r:.60}")
+            grids.append((each[0], each[1]))
+            last, gone = each[0], gone + each[1]
+        if grids and not self._loaded.model.hp.rope_sections:
+            raise saved.error("has pictures in grids, which this model does not have")
+        return grids
 
     def _saved(self, saved: SessionFile) -> tuple[list[int], KVTypes]:
         """The checked tokens and types of a saved session.
@@ -879,7 +896,8 @@ class Session(Generating):
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise saved.error("has no list of token ids")
         self._check_room(f"{saved.path} holds {len(tokens)}", len(tokens))
-        # Tokens below 0 are those of a compressed text: see engine/reuse/compressing.py.
+        # Tokens below 0 are those of a compressed text (see engine/reuse/compressing.py) or stand
+        # for rows of pictures.
         least = -1 << 31 if header.get("compressed") is True else 0
         if wrong := [token for token in tokens if not least <= token < hp.n_vocab]:
             raise saved.error(f"has token id {wrong[0]}, the vocabulary has {hp.n_vocab} tokens")
@@ -908,7 +926,7 @@ class Session(Generating):
     @contextmanager
     def _restoring(self) -> Iterator[None]:
         """A context in which an emptied sequence is replaced; it is restored if that fails."""
-        before, kept = self._tokens, None
+        before, grids, kept = self._tokens, self._grids, None
         self._fetch_kv()
         if self._kv.kv_ram is None:
             self._kv.reserve(0, len(before))  # copies pages that others hold, too
@@ -928,7 +946,7 @@ class Session(Generating):
                 self._kv.reserve(0, len(before))
                 self._kv.put_back(0, kept)
                 self._send_kv()
-                self._tokens = before
+                self._tokens, self._grids = before, grids
                 self._go_back()
                 self.recall()
             raise

@@ -48,6 +48,11 @@ class Pictures:
         """Whether any of these ids stands for a row of a picture, held or not."""
         return not self._given.isdisjoint(ids)
 
+    def hold(self, ids: Sequence[int]) -> bool:
+        """Whether the rows of all ids below 0 are held."""
+        with self._lock:
+            return all(number in self._at for number in ids if number < 0)
+
     @property
     def has_any(self) -> bool:
         """Whether rows of a picture are held."""

@@ -82,8 +82,9 @@ def test_a_program_may_register_formats_and_handlers(llama_cpp, path):
             formats.LlamaChatCompletionHandlerRegistry().unregister_chat_handler(name)
     with pytest.raises(formats.LlamaChatCompletionHandlerNotFoundException, match="vicuna"):
         formats.get_chat_completion_handler("shouting")
-    with pytest.raises(NotImplementedError, match="text only"):
-        formats.Llava15ChatHandler(clip_model_path="x")
+    handler = formats.Llava15ChatHandler(clip_model_path="nowhere.gguf")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        llama_cpp.Llama(path, n_ctx=256, chat_handler=handler)
 
 
 def test_every_named_format_writes_the_conversation(llama_cpp, path):

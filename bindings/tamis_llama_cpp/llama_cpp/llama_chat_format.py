@@ -18,6 +18,7 @@ from tamis.bindings.drop_in.formatters import (
     register_chat_completion_handler,
     register_chat_format,
 )
+from tamis.bindings.drop_in.pictures import MTMDChatHandler
 from tamis.bindings.flat.named_formats import NAMED
 
 CHATML_CHAT_TEMPLATE = NAMED["chatml"][0]
@@ -74,59 +75,17 @@ def hf_autotokenizer_to_chat_completion_handler(
     return chat_formatter_to_chat_completion_handler(formatter)
 
 
-class _Vision:
-    """The base of handlers for images, which tamis cannot read."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            f"{type(self).__name__} reads images, tamis reads text only: leave out chat_handler"
-        )
-
-    from_pretrained = classmethod(lambda cls, *args, **kwargs: cls())
-
-
-class Llava15ChatHandler(_Vision):
-    """Refused: images."""
-
-
-class Llava16ChatHandler(_Vision):
-    """Refused: images."""
-
-
-class MTMDChatHandler(_Vision):
-    """Refused: images."""
-
-
-class Gemma4ChatHandler(_Vision):
-    """Refused: images."""
-
-
-class ObsidianChatHandler(_Vision):
-    """Refused: images."""
-
-
-class MoondreamChatHandler(_Vision):
-    """Refused: images."""
-
-
-class NanoLlavaChatHandler(_Vision):
-    """Refused: images."""
-
-
-class Llama3VisionAlphaChatHandler(_Vision):
-    """Refused: images."""
-
-
-Llama3VisionAlpha = Llama3VisionAlphaChatHandler
-
-
-class MiniCPMv26ChatHandler(_Vision):
-    """Refused: images."""
-
-
-class Qwen25VLChatHandler(_Vision):
-    """Refused: images."""
-
+# The mmproj file says how pictures are cut, whatever the family's handler is called.
+Llava15ChatHandler = MTMDChatHandler
+Llava16ChatHandler = MTMDChatHandler
+Gemma4ChatHandler = MTMDChatHandler
+ObsidianChatHandler = MTMDChatHandler
+MoondreamChatHandler = MTMDChatHandler
+NanoLlavaChatHandler = MTMDChatHandler
+Llama3VisionAlphaChatHandler = MTMDChatHandler
+MiniCPMv26ChatHandler = MTMDChatHandler
+Qwen25VLChatHandler = MTMDChatHandler
+Llama3VisionAlpha = MTMDChatHandler
 
 __all__ = [
     "ChatFormatter",
@@ -135,6 +94,7 @@ __all__ = [
     "LlamaChatCompletionHandler",
     "LlamaChatCompletionHandlerNotFoundException",
     "LlamaChatCompletionHandlerRegistry",
+    "MTMDChatHandler",
     "chat_formatter_to_chat_completion_handler",
     "get_chat_completion_handler",
     "guess_chat_format_from_gguf_metadata",
