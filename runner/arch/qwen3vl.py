@@ -6,5 +6,4 @@ ARCH = Arch(
     neox=True,
     interleaved_sections=True,
     keys=("rope.dimension_sections",),
-    refused=("n_deepstack_layers",),
 )

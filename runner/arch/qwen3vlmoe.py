@@ -7,5 +7,4 @@ ARCH = Arch(
     interleaved_sections=True,
     shared_ff=True,
     keys=("rope.dimension_sections",),
-    refused=("n_deepstack_layers",),
 )

@@ -2,6 +2,7 @@
 
 import io
 
+import gguf
 import numpy as np
 import pytest
 from PIL import Image
@@ -115,3 +116,25 @@ def test_a_picture_without_an_encoder_is_an_error(files):
     with pytest.raises(ValueError, match="without an encoder of pictures"):
         with_text.embed_image(png(picture(80, 60, 1)))
     with_text.close()
+
+
+def test_rows_of_early_layers_are_mtmds(mtmd, tmp_path):
+    """Qwen3-VL's further rows, and logits of a text model that adds them to its first layer."""
+    model = write_kit_model("qwen3vl-dense", tmp_path / "model.gguf")
+    field = gguf.GGUFReader(model, "r+").fields["qwen3vl.n_deepstack_layers"]
+    field.parts[field.data[0]][0] = 1  # in the file, which is mapped
+    arrays = {"vision.is_deepstack_layers": [True, False, False]}
+    more = {"deep": (0,), "arrays": arrays}
+    mmproj = write_mmproj(tmp_path / "mmproj.gguf", "qwen3vl_merger", WIDTH, more)
+    a, b = picture(80, 60, 1), picture(100, 140, 2)
+    with Engine.load(model, mmproj=mmproj, prepare=False) as engine:
+        seen = mtmd.see(model, mmproj, "\n\n".join([MARKER, MARKER, ""]), [a, b])
+        rows_of = [x for x in seen.chunks if not isinstance(x, list)]
+        for pixels, expected in zip((a, b), rows_of, strict=True):
+            rows = engine.embed_image(png(pixels))
+            assert rows.shape == expected.shape == (len(rows), 2 * WIDTH)
+            assert nmse(rows.T, expected.T).max() < MOST
+        ids = engine.picture_ids(png(a)) + [NEW_LINE] * 2
+        ids += engine.picture_ids(png(b)) + [NEW_LINE] * 2
+        with engine.session(n_ctx=256) as session:
+            assert nmse(session.prefill(ids)[None], seen.logits[None]).max() < MOST
