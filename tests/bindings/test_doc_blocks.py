@@ -1,23 +1,33 @@
 """Code of README and docs runs as it stands, over a small model; its command lines are valid."""
 
+import argparse
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks
+from doc_blocks import blocks, borders
+from mmproj_files import write_mmproj
+from PIL import Image
 from serve_process import ServeProcess
 from tiny_models import TinySpec, write_tiny_model
 
 from tamis.cli import _parser
+from tamis.cli.commands import serve
+from tamis.cli.commands.config import _check
+from tamis.cli.conversation.mcp_servers import read_config
+from tamis.cli.options import presets, settings
 from tamis.fetch.registry import KNOWN
 
 ROOT = Path(__file__).parents[2]
 PYTHON, SHELL = blocks(ROOT, "python"), blocks(ROOT, "sh", "text")
+LANGUAGES = ("python", "sh", "text", "json", "toml", "ini")  # each has a test below
 SEPARATORS = ("|", "&&", ";", ">", "2>", "<")
 
 
@@ -28,12 +38,15 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def named(model, tmp_path, monkeypatch):
-    """A folder of models where smollm2 is a small random model; it is the current one."""
+    """The current folder: models where smollm2 is a small random one, and one that sees."""
     known = replace(KNOWN["smollm2"], n_bytes=model.stat().st_size)
     monkeypatch.setitem(KNOWN, "smollm2", known)
     monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     shutil.copy(model, tmp_path / known.file)
+    shutil.copy(model, tmp_path / "model.gguf")
+    write_mmproj(tmp_path / "mmproj-model.gguf", "gemma3", n_out=TinySpec().n_embd)
+    Image.new("RGB", (80, 60), (200, 30, 90)).save(tmp_path / "page.png")
     return tmp_path
 
 
@@ -92,3 +105,42 @@ def test_command_lines_are_valid(page, words):
         except SystemExit as error:
             status = error.code
     assert status == 0, f"{page}: tamis {shlex.join(words)}: {said.getvalue()}"
+
+
+def test_every_block_is_of_a_language_that_is_tested():
+    """A block with another mark, an indent or another fence would be run by no test."""
+    found = borders(ROOT)
+    opened = [line for _, line in found[::2]]
+    assert {f"```{word}" for word in LANGUAGES} >= set(opened)
+    bad = [place for place, line in found[1::2] if line != "```"]
+    assert not bad, f"expected the end of a block, ``` alone: {', '.join(bad)}"
+    assert len(opened) == len(blocks(ROOT, *LANGUAGES))
+
+
+@pytest.mark.parametrize("block", blocks(ROOT, "json"), ids=lambda b: f"{b.page}:{b.line}")
+def test_files_of_mcp_servers_are_read(block, tmp_path):
+    (tmp_path / "servers.json").write_text(block.text)
+    assert len(read_config(tmp_path / "servers.json")) == len(json.loads(block.text)["mcpServers"])
+
+
+@pytest.mark.parametrize("block", blocks(ROOT, "toml"), ids=lambda b: f"{b.page}:{b.line}")
+def test_settings_are_valid(block):
+    found = tomllib.loads(block.text)
+    if "model_providers" in found:  # another program's
+        assert found["model_providers"][found["model_provider"]]["wire_api"] == "responses"
+    else:
+        _check(found, ROOT)
+
+
+@pytest.mark.parametrize("block", blocks(ROOT, "ini"), ids=lambda b: f"{b.page}:{b.line}")
+def test_presets_and_units_are_valid(block, tmp_path):
+    if "ExecStart" in block.text:  # a unit of systemd
+        (words,) = re.findall(r"^ExecStart=\S+/tamis (.*)$", block.text, re.M)
+        _parser(words.split()).parse_args(words.split())
+        return
+    (tmp_path / "models.ini").write_text(block.text)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    found = presets.Presets(tmp_path / "models.ini", settings.named(parser))
+    for name in re.findall(r"^\[([^*]*)\]$", block.text, re.M):
+        assert presets.arguments_of(serve.add_arguments, [], found.of(name)).ctx == 8192

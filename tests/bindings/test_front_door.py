@@ -1,6 +1,7 @@
 """`from tamis import ...`: typed for users' programs, closed once closed, good messages."""
 
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -38,17 +39,21 @@ def test_what_is_exported_is_what_editors_see(root: Path) -> None:
     assert sorted(tamis.__all__) == sorted([*tamis._EXPORTS, "__version__"])
 
 
+def users_code(root: Path, folder: Path) -> list[Path]:
+    """Files in a folder: the code of the docs, the typed examples and a user's program."""
+    for i, block in enumerate(blocks(root, "python")):
+        (folder / f"block_{i}.py").write_text(f"# {block.page}\n{block.text}")
+    for file in ["tests/data/stranger.py", *(f"examples/{name}.py" for name in EXAMPLES)]:
+        shutil.copy(root / file, folder)
+    return sorted(folder.glob("*.py"))
+
+
 def test_a_users_program_and_the_code_of_the_docs_pass_mypy_strict(
     root: Path, tmp_path: Path
 ) -> None:
-    files = ["tests/data/stranger.py", *(f"examples/{name}.py" for name in EXAMPLES)]
-    for i, block in enumerate(blocks(root, "python")):
-        file = tmp_path / f"block_{i}.py"
-        file.write_text(f"# {block.page}\n{block.text}")
-        files.append(str(file))
     command = ["mypy", "--strict", "--follow-imports=silent", "--cache-dir=.cache/mypy-strict"]
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--config-file=", *files],
+        [sys.executable, "-m", *command, "--config-file=", *users_code(root, tmp_path)],
         cwd=root,
         env=os.environ | {"MYPYPATH": str(package_view(root))},
         capture_output=True,
@@ -56,6 +61,31 @@ def test_a_users_program_and_the_code_of_the_docs_pass_mypy_strict(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("node"), reason="pyright runs in node, which is not here")
+def test_a_users_program_and_the_code_of_the_docs_pass_pyright(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyright")
+    (tmp_path / "wrong.py").write_text("from tamis import pull\n\npull(5)\n")
+    files = [path.name for path in users_code(root, tmp_path)]
+    config = {"include": files, "extraPaths": [str(package_view(root))]}
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps(config | {"typeCheckingMode": "strict"})
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", f"--pythonpath={sys.executable}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] == len(files)
+    wrong = [d for d in found["generalDiagnostics"] if not d["file"].endswith("wrong.py")]
+    assert not wrong, done.stdout
+    assert "reportArgumentType" in done.stdout  # what is wrong is seen
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def drawn(text: str) -> dict[str, float]:
 
 def drawing() -> dict[str, float]:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    return drawn(text.split("```")[1])
+    return drawn(text.split("```text\n")[1].split("```")[0])
 
 
 def room(module: str) -> str:
