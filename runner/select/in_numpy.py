@@ -6,6 +6,7 @@ method would read only what it needs. It runs on the CPU with f16 keys; several 
 batched.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ class NumpySelector:
     scores receives f32 q [n_head, head_dim], rotated, and f32 k [n_kv, n_head_kv, head_dim], the
     keys of all positions so far; the query's own is the last. It returns the positions to attend
     to, integers [n] for all heads, or a sequence of n_head_kv or n_head such arrays; in any order.
+    What it raises becomes a ValueError that names its line and the shapes.
     Pass it to `Engine.session(attn=...)`. Layers with a sliding window of their own are left to
     that.
     """
@@ -57,12 +59,25 @@ class _State(SelectorState):
 
         def choose() -> None:
             n_kv = int(rec.step[1]) + 1
-            rows = self._rows(self._scores(q[0].copy(), _keys(kv, n_kv)), n_kv)
+            rows = self._rows(self._called(q[0].copy(), _keys(kv, n_kv)), n_kv)
             sel.indptr[1:] = np.cumsum([len(row) for row in rows])
             sel.indices[: sel.indptr[-1]] = np.concatenate(rows)
 
         rec.program.pause(choose)
         return sel
+
+    def _called(self, q: np.ndarray, k: np.ndarray) -> Any:
+        """What the function gives. Raises ValueError with the place of an error in it."""
+        try:
+            return self._scores(q, k)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[1:]
+            inside = [frame for frame in frames if frame.filename == frames[0].filename]
+            where = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else repr(self._scores)
+            raise ValueError(
+                f"{where}: {type(error).__name__}: {error}; it was called with q {list(q.shape)} "
+                f"[n_head, head_dim] and k {list(k.shape)} [n_kv, n_head_kv, head_dim]"
+            ) from error
 
     def _rows(self, result: Any, n_kv: int) -> list[np.ndarray]:
         """Positions of each query head, ascending. Raises ValueError for a malformed result."""

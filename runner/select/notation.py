@@ -142,6 +142,7 @@ def parse_method(text: str, role: str = DECODE) -> Selector:
     except KeyError:
         raise MethodError(
             f"attention method {name!r} is not known; {PARAMETERS[role]} takes {_takers(role)}"
+            f"{_one_each(text)}"
         ) from None
     if role not in method.roles:
         other = PARAMETERS[method.roles[0]]
@@ -195,6 +196,11 @@ def defaults_of(method: type[Selector]) -> dict[str, Any]:
     return values
 
 
+def _one_each(text: str) -> str:
+    """The end of a message about a text that may have been meant as a list of methods."""
+    return "; name one method at a time, not a list" if "," in text.partition(":")[0] else ""
+
+
 def _takers(role: str) -> str:
     """The methods that serve a role, for messages, without those of broken packages."""
     from tamis.select.plugins import installed
@@ -215,7 +221,9 @@ def _of_file(path: Path, name: str, parameters: str, role: str) -> Selector:
 
     text = f"{path}:{name}"
     if not path.is_file():
-        raise MethodError(f"{text}: there is no file {path}, expected one with {name}")
+        raise MethodError(
+            f"{text}: there is no file {path}, expected one with {name}{_one_each(str(path))}"
+        )
     try:
         module = _module(path.absolute(), path.stat().st_mtime_ns)
     except Exception as error:

@@ -1,5 +1,6 @@
 """The methods' algorithms in NumPy, which kernels are compared with: by hand, on few numbers."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -193,3 +194,25 @@ def test_positions_that_numpy_chose_are_the_rows_of_a_selection():
     chosen[:] = [[0]] * 3
     with pytest.raises(ValueError, match="3 sets of positions, expected one, 2 "):
         hooks[0]()
+
+
+def test_an_error_of_a_users_function_has_its_line_and_the_shapes():
+    shape = SelectorShape(1, 4, 2, 2, n_ctx=PAGE, n_ubatch=1, window=(0,))
+    pages, table = np.zeros((1, 2, PAGE, 2), np.float16), np.zeros(1, np.int32)
+    hooks = []
+    rec = SimpleNamespace(
+        n_tok=1, q_block=1, step=np.zeros(ops.STEP_SIZE, np.int64),
+        program=SimpleNamespace(pause=hooks.append),
+    )  # fmt: skip
+
+    def wrong(q, k):
+        return np.concatenate([np.arange(4), np.argsort(k)])
+
+    state = NumpySelector(wrong).open(shape)
+    view = KVView(pages, pages, table, table)
+    state.select_decode(rec, 0, np.zeros((1, 4, 2), np.float32), view)
+    line = wrong.__code__.co_firstlineno + 1
+    said = rf"{re.escape(__file__)}:{line}: ValueError: .*q \[4, 2\] .*k \[1, 2, 2\] "
+    with pytest.raises(ValueError, match=said) as found:
+        hooks[0]()
+    assert isinstance(found.value.__cause__, ValueError)

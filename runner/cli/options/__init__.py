@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
+_NO_VALUE = re.compile(r"argument (\S+?)(/\S+)?: expected (one|at least one) argument")
 FEW = 6  # flags that a usage line lists
 LONG_START = 4  # letters; what begins with so long a name is meant to be it
 
@@ -39,7 +40,22 @@ class Parser(argparse.ArgumentParser):
             else:
                 what = f"{found[1]} takes no {found[2]!r}"
             return f"{what}{close or ': expected ' + ', '.join(choices)}"
+        if found := _NO_VALUE.fullmatch(message):
+            return self._without_value(found[1]) or message
         return message
+
+    def _without_value(self, flag: str) -> str:
+        """What to say of a flag without its value: its form and what it means."""
+        action = self._option_string_actions.get(flag)
+        if action is None or not action.help:
+            return ""
+        form = Help("")._format_action_invocation(action)
+        return f"{form}: the value is missing; {_first_clause(action.help)}"
+
+
+def _first_clause(text: str) -> str:
+    """A help sentence up to its first border, without the signs of formatting."""
+    return re.split(r"[;(:]|\. ", text)[0].replace("%%", "%").strip()
 
 
 class Help(argparse.HelpFormatter):
