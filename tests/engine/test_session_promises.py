@@ -11,9 +11,11 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.engine.adapters import scales
 from tamis.engine.drafting import Drafting, ModelDraft
 from tamis.engine.engine import Engine
+from tamis.engine.session import Session, _check_positions
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.sampling.chain import SamplerParams
+from tamis.vision.held import Run
 
 IDS = [5, 9, 30, 12]
 ENOUGH = ops.FEW_ROWS + 1  # rows that are multiplied as a prompt's are
@@ -189,3 +191,54 @@ def test_pages_that_come_have_the_last_tokens_read_again_where_a_method_learns_f
         session.append_pages(ids, pages)
         assert found == again
         np.testing.assert_allclose(session.decode(7), expected, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session: session.prefill(IDS),
+        lambda session: session.decode(5),
+        lambda session: list(session.logits(IDS)),
+    ],
+    ids=["prefill", "decode", "logits"],
+)
+def test_a_model_that_embeds_texts_has_no_logits(engine, monkeypatch, call):
+    with engine.session(n_ctx=64) as session:
+        arch = SimpleNamespace(is_encoder=True)
+        monkeypatch.setattr(session, "_loaded", SimpleNamespace(model=SimpleNamespace(arch=arch)))
+        with pytest.raises(ValueError, match="this model embeds texts, it has no logits: use hid"):
+            call(session)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("has_score_mod", "is_encoder"), [(True, False), (False, True)])
+def test_scores_that_no_bound_holds_for_are_not_audited(has_score_mod, is_encoder):
+    hp = SimpleNamespace(n_ctx_train=64, most_ctx=0, arch="x")
+    arch = SimpleNamespace(positions=False, is_encoder=is_encoder)
+    model = SimpleNamespace(hp=hp, arch=arch, has_score_mod=has_score_mod)
+    _check_positions(model, 64, 0, is_dense=True)
+    with pytest.raises(ValueError, match="audit is not supported for models with capped scores"):
+        _check_positions(model, 64, 1, is_dense=True)
+
+
+GRID = SimpleNamespace(grid=(3, 2), causal=True, values=np.zeros((6, 1)))  # of 3 columns
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_rows_of_a_picture_in_a_grid_are_placed_by_line_and_column(first):
+    """After 10 positions, 4 of which a picture took as 2: its 6 rows take 3."""
+    holder = SimpleNamespace(_grids=[(5, -2)])
+    run = Run(10 + first, 16, GRID, first)
+    expected = [[8, 8 + at // 3, 8 + at % 3] for at in range(first, 6)]
+    assert Session._places(holder, run).tolist() == expected
+    holder._grids.append((16, 3 - 6))
+    assert Session._places(holder, Run(16, 18)).tolist() == [[11] * 3, [12] * 3]
+
+
+@pytest.mark.parametrize(("n_ubatch", "stops"), [(2, [2, 4, 6]), (4, [4, 6]), (6, [6]), (9, [6])])
+def test_rows_of_a_picture_come_in_chunks_as_large_as_may_be(n_ubatch, stops):
+    pictures = SimpleNamespace(runs=lambda tokens: [Run(0, 6, GRID, 0)])
+    holder = SimpleNamespace(_loaded=SimpleNamespace(pictures=pictures), n_ubatch=n_ubatch)
+    found = list(Session._pieces(holder, [0] * 9, 3, None))
+    starts = [0, *stops[:-1]]
+    assert found == [Run(3 + a, 3 + b, GRID, a) for a, b in zip(starts, stops, strict=True)]
