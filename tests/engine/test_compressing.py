@@ -66,6 +66,19 @@ def test_heads_keep_their_best_and_the_sinks():
     assert found.tolist() == [[0, 3, 5], [0, 2, 4]]
 
 
+def test_each_part_is_asked_for_by_the_end_of_the_one_before(engine, monkeypatch):
+    seen, request = [], compressing._request
+
+    def noted(engine, before, end):
+        seen.append(list(before))
+        return request(engine, before, end)
+
+    monkeypatch.setattr(compressing, "_request", noted)
+    with held(engine) as session:
+        compress(engine, session, KVzip(chunk=40, hint=40))
+    assert seen == [[], TEXT[:40], TEXT[40:80]]
+
+
 @pytest.mark.parametrize(("n", "kept"), [(96, 32), (3, 3), (9, 4), (100, 33)])
 def test_a_third_stays_and_never_less_than_the_sinks(n, kept):
     assert KVzip().n_kept(n) == kept

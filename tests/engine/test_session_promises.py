@@ -14,6 +14,7 @@ from tamis.engine.engine import Engine
 from tamis.engine.session import Session, _check_positions
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE
+from tamis.sampling.base import LogitsError
 from tamis.sampling.chain import SamplerParams
 from tamis.vision.held import Run
 
@@ -242,3 +243,21 @@ def test_rows_of_a_picture_come_in_chunks_as_large_as_may_be(n_ubatch, stops):
     found = list(Session._pieces(holder, [0] * 9, 3, None))
     starts = [0, *stops[:-1]]
     assert found == [Run(3 + a, 3 + b, GRID, a) for a, b in zip(starts, stops, strict=True)]
+
+
+def test_logits_that_are_not_finite_end_an_answer_with_the_error(engine, monkeypatch):
+    """After the weights were looked at: damaged ones are the error where there are any."""
+
+    def fails(*args, **options):
+        yield "a"
+        raise LogitsError("nan")
+
+    checked = []
+    monkeypatch.setattr("tamis.engine.generate.generate", fails)
+    with engine.session(n_ctx=64) as session:
+        monkeypatch.setattr(session, "check_weights", lambda: checked.append(True))
+        pieces = session.generate(IDS)
+        assert next(pieces) == "a"
+        with pytest.raises(LogitsError, match="nan"):
+            next(pieces)
+    assert checked == [True]

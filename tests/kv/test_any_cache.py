@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from tamis.engine.loaded import LoadedModel
 from tamis.jit_kernels.contract.types import PAGE
 from tamis.kv.composite import CompositeKV
 from tamis.kv.convert import as_rows
@@ -20,7 +21,7 @@ from tamis.kv.disk_tier import MARGIN, DiskTier
 from tamis.kv.gpu_page_cache import GpuPageCache
 from tamis.kv.page_store import PageStore
 from tamis.kv.paged import PagedKV
-from tamis.kv.types import KVTypes, Tier
+from tamis.kv.types import KVOptions, KVTypes, Tier
 
 N_LAYER, N_HEAD_KV, DIM = 2, 2, 32
 N_PAGE, N_UBATCH = 7, 2 * PAGE
@@ -243,3 +244,20 @@ def test_any_order_leaves_the_rows_that_were_written(tmp_path, kind):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("option", ["", "tier", "vram"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_cache_is_of_the_kind_that_its_place_allows(tmp_path, option, whole, on_host):
+    """A file goes with the CPU's memory, and RAM with a GPU's: a whole cache has neither."""
+    backend = SimpleNamespace(on_host=on_host, mapped=lambda array: array)
+    place = SimpleNamespace(backend=backend, kv_backend=backend)
+    stores = SimpleNamespace(
+        _page_store=lambda place, hp, types, n_page: PageStore(hp, types, n_page)
+    )
+    tier, n_vram = Tier(N_FRAME * PAGE_BYTES, tmp_path, 16), (1 + N_LAYER * 3 + 16) * PAGE_BYTES
+    kv = KVOptions(TYPES, tier if option == "tier" else None, n_vram if option == "vram" else None)
+    cache = LoadedModel._cache(stores, place, hp_of(N_LAYER), N_CTX, N_UBATCH, kv, whole=whole)
+    kinds = {("tier", False, True): DiskTier, ("vram", False, False): GpuPageCache}
+    assert type(cache) is kinds.get((option, whole, on_host), PagedKV)
