@@ -36,6 +36,15 @@ def engine(path):
         yield engine
 
 
+def test_a_draft_is_as_long_as_the_last_one_was_right_and_one_more():
+    draft, tokens = NGramDraft(2, 8), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    assert draft.propose(tokens, 9) == [3, 4, 5, 6]
+    tokens += [3, 90, 1, 2]
+    assert draft.propose(tokens, 9) == [3, 90], "one of four was right"
+    tokens += [3, 90, 1, 2]
+    assert draft.propose(tokens, 9) == [3, 90, 1, 2], "both were"
+
+
 def test_what_followed_the_last_tokens_is_proposed():
     draft = NGramDraft(2, 4)
     assert draft.propose([1, 2, 3, 4, 5, 6], 9) == []
