@@ -1,5 +1,6 @@
 """Jobs that the model's process cannot take: each fails alone, and the process lives on."""
 
+import json
 import os
 import queue
 import signal
@@ -13,7 +14,13 @@ from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve import process
 from tamis.bindings.serve.errors import ApiError
 from tamis.bindings.serve.http import helper
-from tamis.bindings.serve.jobs import Choice, Embedding, Job
+from tamis.bindings.serve.jobs import (
+    Choice,
+    Embedding,
+    Job,
+    jobs_of_record,
+    jobs_to_record,
+)
 from tamis.bindings.serve.supervisor import Supervisor
 
 
@@ -38,6 +45,17 @@ def choice(prompt=(5, 6, 7), seed=1, **how):
     request, greedy = Request(list(prompt), 4, "tiny"), Sampling(temp=0)
     how = {"request": request, "sampling": greedy, "seed": seed} | how
     return Choice(request.prompt, events.put, **how), events
+
+
+def test_a_process_is_told_all_that_a_choice_asks_for():
+    asked = {"seed": 7, "number": 2, "cached": False, "reuse": 96, "slot": 1}
+    first, _ = choice(**asked)
+    second, _ = choice(prompt=(8, 9))
+    record = json.loads(json.dumps(jobs_to_record([first, second], [4, 5])))
+    found, other = jobs_of_record(record)
+    assert (found.id, found.prompt, other.id, other.prompt) == (4, [5, 6, 7], 5, [8, 9])
+    assert {name: getattr(found, name) for name in asked} == asked
+    assert (other.cached, other.reuse, other.slot, found.request) == (True, 0, None, first.request)
 
 
 def end(events):
