@@ -47,7 +47,7 @@ def choice(prompt=(5, 6, 7), seed=1, **how):
     return Choice(request.prompt, events.put, **how), events
 
 
-def test_a_process_is_told_all_that_a_choice_asks_for():
+def test_a_process_gets_all_that_a_choice_asks_for():
     asked = {"seed": 7, "number": 2, "cached": False, "reuse": 96, "slot": 1}
     first, _ = choice(**asked)
     second, _ = choice(prompt=(8, 9))
