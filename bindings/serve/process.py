@@ -18,7 +18,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from tamis.bindings.serve.errors import ApiError, no_helper
+from tamis.bindings.serve.errors import ApiError, invalid, no_helper
 from tamis.bindings.serve.jobs import (
     Emit,
     Event,
@@ -354,7 +354,11 @@ class Runner:
             found = [encoder.rows_of(unpacked(tile)) for tile in wanted.tiles]
             for rows in found:
                 ids.update(row_ids(rows.key, len(rows.values)))
-        if wanted.tiles and any(i < 0 and i not in ids for i in wanted.prompt):
+        wrong = [i for i in wanted.prompt if i < 0 and i not in ids]
+        if wrong and not wanted.tiles:
+            says = f"token id {wrong[0]} is outside the vocabulary of {self._n_vocab} tokens"
+            raise invalid(says, "prompt")
+        if wrong:
             raise ApiError(503, "the encoder of pictures has changed: try again", code="failed")
         return found
 
