@@ -36,10 +36,10 @@ def test_half_open_connections_end_and_keep_nobody_out(path, tmp_path):
         before = server.n_open()
         held = [server.connect(HALF) for _ in range(200)]
         assert server.post(ASKED)[0] == 200
-        assert server.n_open() <= before + 64
+        assert server.n_open() <= before + 64 + 8  # the helper's own are among these
         assert closed(held[-1], 5)
         time.sleep(0.3)
-        assert server.n_open() <= before + 8  # the helper's own are among these
+        assert server.n_open() <= before + 8
         for connection in held:
             connection.close()
 
