@@ -7,9 +7,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from quick_cases import quick_cases
+from quick_kernels import constants_of, needed
 
 from tamis.fetch import registry as models
 from tamis.fetch.base import Unreachable
@@ -116,6 +118,7 @@ THINNED = {
     "text/test_tool_calls.py::test_long_answers_take_time_in_proportion",
     "text/test_tool_calls.py::test_what_a_template_writes_is_read_back_however_it_is_cut",
 }
+VALUES: dict[ModuleType | None, list[object]] = {}  # of the cases of each module
 CASES = 4  # of another test with more of them, these are quick: see quick_cases
 
 
@@ -136,6 +139,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: dict[str, list[pytest.Item]] = {}
     first = set[Path]()
     for item in items:
+        _values(item).extend(_parameters(item).values())
         file = item.path.relative_to(ROOT / "tests").as_posix()
         marked = any(item.get_closest_marker(name) for name in ("model", "gpu"))
         test = item.nodeid.partition("[")[0].removeprefix("tests/")
@@ -171,6 +175,11 @@ def only_one(path: Path) -> Iterator[None]:
         os.close(turn)
 
 
+def _values(item: pytest.Item) -> list[object]:
+    """The parameters of all cases of an item's module, chosen or not."""
+    return VALUES.setdefault(getattr(item, "module", None), [])
+
+
 def _parameters(item: pytest.Item) -> dict[str, object]:
     """The parameters of a case, by their names; none of a test without cases."""
     return dict(item.callspec.params) if hasattr(item, "callspec") else {}
@@ -180,9 +189,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the kernels of all modules of op tests that will run, with one start of compilers."""
     if session.config.option.collectonly:
         return
-    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
-    listed = [kernel for module in modules for kernel in getattr(module, "KERNELS", ())]
-    specs = {KernelSpec(op, tuple(constants)) for op, constants in listed}
+    chosen: dict[ModuleType, list[object]] = {}
+    for item in session.items:
+        if isinstance(item, pytest.Function) and hasattr(item.module, "KERNELS"):
+            own = [*_parameters(item).values(), *constants_of(item.function)]
+            chosen.setdefault(item.module, []).extend(own)
+    specs = set[KernelSpec]()
+    for module, values in chosen.items():
+        listed = [KernelSpec(op, tuple(constants)) for op, constants in module.KERNELS]
+        specs |= needed(listed, values, VALUES[module])
     turn = contextlib.ExitStack()
     if shared().missing(specs):
         turn.enter_context(only_one(private_folder(store.user_folder().parent) / "tests.lock"))

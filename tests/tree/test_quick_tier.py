@@ -1,9 +1,13 @@
-"""What the quick tier leaves out: never the only case with a value."""
+"""What the quick tier leaves out: never the only case with a value, and kernels of none."""
 
 import itertools
 
 import pytest
 from quick_cases import quick_cases
+from quick_kernels import constants_of, needed
+
+from tamis.jit_kernels.contract import ops
+from tamis.jit_kernels.contract.program import KernelSpec
 
 
 def named(**values):
@@ -32,3 +36,18 @@ def test_a_test_of_few_cases_keeps_them_and_equals_are_spread():
     assert quick_cases(named(x=[1, 1, 1]), 4) == {0, 1, 2}
     assert quick_cases(named(x=list(range(20))), 4) == {0, 5, 10, 15}
     assert quick_cases([{"x": object()} for _ in range(8)], 4) == {0, 2, 4, 6}
+
+
+def test_kernels_of_types_that_no_chosen_case_has_are_not_compiled():
+    """Those of a type are there that a case has, its strips too, or that a test's code names."""
+
+    def test(type_, n):
+        return "Q8_0", n
+
+    types = ("F32", "Q4_K", "Q4_Kx16", "Q5_K", "Q8_0", "IQ2_XS")
+    listed = [KernelSpec(ops.MATMUL, (type_,)) for type_ in types]
+    listed.append(KernelSpec(ops.RMS_NORM, (0,)))
+    there = ["Q4_K", 1, "Q5_K", 7, ("Q8_0", "IQ2_XS")]
+    left_out = {*listed} - needed(listed, ["Q4_K", 1, *constants_of(test)], there)
+    assert left_out == {KernelSpec(ops.MATMUL, ("Q5_K",)), KernelSpec(ops.MATMUL, ("IQ2_XS",))}
+    assert needed(listed, there, there) == {*listed}
