@@ -696,6 +696,8 @@ def test_methods_are_listed_with_their_defaults(capsys):
         "topk:budget=580,sink=4,recent=64,rows=group\n    in the paper: budget is k\n    --attn: "
     )
     assert topk in text
+    assert text.splitlines()[-2] == "FILE.py:NAME"
+    assert text.endswith("in NumPy, or a class. The file is run.\n")
     assert main(["methods", "--json"]) == 0
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert listed["window"]["parameters"]["recent"] == 1024

@@ -19,7 +19,7 @@ from tamis.cli.commands import chat as chats
 from tamis.cli.commands import completion, config
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common
-from tamis.cli.terminal import answer
+from tamis.cli.terminal import answer, say
 from tamis.fetch import registry as models
 from tamis.fetch.registry import KNOWN
 from tamis.sampling.chain import SamplerParams
@@ -540,6 +540,18 @@ def test_the_table_of_settings_fits_the_terminal(chat, capsys, monkeypatch, widt
     chat.handle("/help")
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) < width
+
+
+def test_lines_of_a_chat_are_broken_between_words_on_a_terminal_alone(monkeypatch, capsys):
+    text = "error: no model 'x' here: give the path of a .gguf file, or\n| a | table | stays |"
+    say(text)
+    assert capsys.readouterr().err == text + "\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("tamis.cli.terminal.columns", lambda: 30)
+    say(text)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: no model 'x' here: give", "the path of a .gguf file, or", "| a | table | stays |"
+    ]  # fmt: skip
 
 
 def test_an_address_is_no_file(chat, capsys):

@@ -246,6 +246,18 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
+def test_without_a_terminal_a_stage_that_is_long_is_told_once(monkeypatch, capsys):
+    now, told = [100.0], []
+    monkeypatch.setattr("tamis.cli.terminal.progress.time.monotonic", lambda: now[0])
+    progress = Progress()
+    for second, stage in enumerate(["load"] * 20 + ["compile"] * 30 + ["repack"] * 9):
+        now[0] += 1
+        progress(stage, second, 100)
+        if err := capsys.readouterr().err:
+            told.append((second, err))
+    assert told == [(30, "compiling once per processor (ahead: tamis warmup)\n")]
+
+
 def test_the_remaining_time_is_shown_when_it_is_known(monkeypatch, capsys):
     """Each chunk takes a second longer than the one before; after the first it was "0 s left"."""
     now = [100.0]

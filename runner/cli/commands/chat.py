@@ -9,7 +9,7 @@ from tamis.cli.commands import completion
 from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common, context, draft, group, samplers
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 from tamis.fetch.registry import CHAT, KNOWN, has_room
 
 
@@ -99,11 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
         for name in arguments.image:
             chat.show(name)
         stack.callback(lambda: chat.engine.close())
-        note(f"{engine.path.name}, context {chosen}\n/help lists the commands")
+        say(f"{engine.path.name}, context {chosen}\n/help lists the commands")
         if lines.interactive() and (better := _better_model(engine.path.name)):
-            note(better)
+            say(better)
         if chat.completes:
-            note("It has no chat template (a base model): it continues what is written.")
+            say("It has no chat template (a base model): it continues what is written.")
         for text in lines.messages(chat.status, chat.take_draft, completion.of_message):
             if not chat.handle(text):
                 break
@@ -137,7 +137,7 @@ def _tools(configs: list[Any], arguments: argparse.Namespace) -> Any:
         servers.close()
         raise
     n = len(servers.tools)
-    note(f"{n} tool{'s' * (n != 1)} of MCP servers: /tools lists them")
+    say(f"{n} tool{'s' * (n != 1)} of MCP servers: /tools lists them")
     return tools
 
 

@@ -13,6 +13,10 @@ from tamis.cli.options.errors import FLAGS, UsageError
 from tamis.cli.options.parameters import explained
 from tamis.select.notation import PARAMETERS
 
+OWN = """FILE.py:NAME
+    --attn: your own: a function of q and k in NumPy, or a class. The file is run.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
@@ -44,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"    {flags}: {entry['summary']}\n")
         if entry["promise"]:
             sys.stdout.write(f"    promises: {entry['promise']}\n")
+    sys.stdout.write(OWN)
     return 0
 
 

@@ -492,7 +492,7 @@ class _Work:
         try:
             try:
                 common.check_is_file(name)
-                data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+                data = common.standard_input() if name == "-" else Path(name).read_bytes()
                 document = read_document(called, data)
                 found = finished(self._cache, self._model, document, self._settings)
             except (OSError, ValueError, ImportError) as error:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 # (prompt, initial text) -> line; raises EOFError, KeyboardInterrupt
 Reader = Callable[[str, str], str]
@@ -62,7 +62,7 @@ def messages(
         except KeyboardInterrupt:
             if not at_terminal:
                 raise
-            note("(Ctrl-D or /exit leaves)")
+            say("(Ctrl-D or /exit leaves)")
             continue
         except EOFError:
             return
@@ -104,7 +104,7 @@ def _terminal_reader(
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings
     except ImportError:
-        note('history and line editing need the extra: pip install "tamis[chat]"')
+        say('history and line editing need the extra: pip install "tamis[chat]"')
         return lambda prompt, _draft: input(prompt)
 
     class Words(Completer):
@@ -119,7 +119,7 @@ def _terminal_reader(
         (folder / "history").touch(mode=0o600)
         history = FileHistory(str(folder / "history"))
     except OSError as error:
-        note(f"the history is not kept: {error}")
+        say(f"the history is not kept: {error}")
     keys = KeyBindings()
     keys.add("enter", filter=has_focus(DEFAULT_BUFFER))(
         lambda event: event.current_buffer.validate_and_handle()

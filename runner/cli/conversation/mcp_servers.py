@@ -19,7 +19,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 START_S, END_S = 120, 10  # `npx -y` may download a server first
 SHAPE = '{"mcpServers": {"NAME": {"command": ..., "args": [...], "env": {...}}}}'
@@ -126,7 +126,7 @@ class Servers:
             future, (stop, tools) = self._portal.start_task(self._serve, config, log)
         except Exception as error:
             what = config.url or config.command
-            note(f"error: MCP server {config.name} ({what}): {self._reason(config.name, error)}")
+            say(f"error: MCP server {config.name} ({what}): {self._reason(config.name, error)}")
             return
         self._running.append((stop, future))
         self.tools += tools

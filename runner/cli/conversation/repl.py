@@ -19,7 +19,7 @@ from typing import Any
 from tamis.cli.conversation import lines
 from tamis.cli.options import common, context, did_you_mean, draft, samplers
 from tamis.cli.options.errors import one_line
-from tamis.cli.terminal import audit, note, table
+from tamis.cli.terminal import audit, say, table
 from tamis.cli.terminal.answer import (
     LEAST,
     LONGEST,
@@ -178,13 +178,13 @@ class Chat:
         except KeyboardInterrupt:
             if not lines.interactive():
                 raise
-            note("[stopped: the conversation is as it was before]")
+            say("[stopped: the conversation is as it was before]")
         except BrokenPipeError:
             raise
         except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
             self.failed = True
             hint = "; /clear empties the conversation" if "n_ctx" in str(error) else ""
-            note(f"error: {one_line(error)}{hint}")
+            say(f"error: {one_line(error)}{hint}")
         return True
 
     def _command(self, text: str) -> None:
@@ -222,7 +222,7 @@ class Chat:
         except BaseException:
             self._messages = before
             raise
-        note(f"[{MOST_ROUNDS} rounds of calls; /retry goes on]")
+        say(f"[{MOST_ROUNDS} rounds of calls; /retry goes on]")
 
     def _answer(self, messages: list[Message]) -> list[dict[str, Any]]:
         """Stream one answer, which joins `messages` as the conversation; returns its calls."""
@@ -253,7 +253,7 @@ class Chat:
             if not shown.text or not lines.interactive():
                 self._session.truncate(same)
                 raise
-            note("[stopped; /retry answers again]")
+            say("[stopped; /retry answers again]")
         except BaseException:
             self._session.truncate(same)
             raise
@@ -265,11 +265,11 @@ class Chat:
         self._messages = [*messages, answer | ({"tool_calls": calls} if calls else {})]
         self._thoughts = shown.thoughts
         if shown.said and shown.said[-1].finish == "length":
-            note("[cut short: the context or --max-tokens is used up]")
+            say("[cut short: the context or --max-tokens is used up]")
             if hint := repetition(shown.said, self._params.temp):
-                note(f"[{hint}: /set temp 0.7]")
+                say(f"[{hint}: /set temp 0.7]")
         if shown.period:
-            note(
+            say(
                 f"[ended: it wrote the same {shown.period} tokens again and again; /retry answers "
                 "again]"
             )
@@ -338,7 +338,7 @@ class Chat:
             self._session.truncate(end)
             self._session.remove(same, same + n_gone)
         n = len(messages) - len(kept)
-        note(
+        say(
             f"[context full: the oldest {n} messages are dropped, but for what later ones have "
             "read of them]"
         )
@@ -348,7 +348,7 @@ class Chat:
         texts = [f"/{name} {value}".ljust(20) + text for name, (value, text) in COMMANDS.items()]
         width, below = columns() - 1, " " * 20
         rows = [textwrap.fill(text, width, subsequent_indent=below) for text in texts]
-        note("\n".join([*rows, textwrap.fill(KEYS, width)]))
+        say("\n".join([*rows, textwrap.fill(KEYS, width)]))
 
     def _do_system(self, rest: str) -> None:
         self._messages = [{"role": "system", "content": rest}] if rest else []
@@ -389,7 +389,7 @@ class Chat:
         if not rest:
             raise ValueError("/image needs a file name")
         self.show(rest)
-        note(f"[{rest} is part of the next question]")
+        say(f"[{rest} is part of the next question]")
 
     def _do_read(self, rest: str) -> None:
         """Read a file's text into the session now, so that answers about it begin at once."""
@@ -418,12 +418,12 @@ class Chat:
             reading = common.Progress().reading(len(ids) - same, same)
             self._session.prefill(ids[same:], reading)
         self._texts = texts
-        note(f"[{rest}: {len(ids) - same} tokens read; ask about it]")
+        say(f"[{rest}: {len(ids) - same} tokens read; ask about it]")
 
     def _do_tools(self, _rest: str) -> None:
         if self._tools is None:
             raise ValueError("there are no tools: `tamis chat --mcp CONFIG` starts servers")
-        note(self._tools.listing())
+        say(self._tools.listing())
 
     def _do_think(self, rest: str) -> None:
         if rest not in ("", "on", "off"):
@@ -431,7 +431,7 @@ class Chat:
         if rest:
             self._shows_thoughts = rest == "on"
         else:
-            note(self._thoughts or "the last answer has no thoughts")
+            say(self._thoughts or "the last answer has no thoughts")
 
     def _do_copy(self, _rest: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":
@@ -442,11 +442,11 @@ class Chat:
         # a terminal's command to set the clipboard, which also works over ssh
         sys.stdout.write(f"\x1b]52;c;{text}\x07")
         sys.stdout.flush()
-        note(f"[{len(self._messages[-1]['content'])} characters copied]")
+        say(f"[{len(self._messages[-1]['content'])} characters copied]")
 
     def _do_attn(self, rest: str) -> None:
         if not rest:
-            note(f"--attn {self._arguments.attn}")
+            say(f"--attn {self._arguments.attn}")
             return
         common.check_methods(rest, self._arguments.prefill)
         arguments = argparse.Namespace(**vars(self._arguments) | {"attn": rest})
@@ -457,7 +457,7 @@ class Chat:
 
     def _do_model(self, rest: str) -> None:
         if not rest:
-            note(self._engine.path.name)
+            say(self._engine.path.name)
             return
         progress = common.Progress()
         path = common.model_file(rest, progress)
@@ -473,13 +473,13 @@ class Chat:
             raise
         old, self._session, self._arguments = self._engine, session, arguments
         if self._drafts is not None and own is None:
-            note("what drafted was for the other model: nothing does now")
+            say("what drafted was for the other model: nothing does now")
         self._drafts = own
         self._follow(engine)
         old.close()
         self._params = samplers.for_model(self._params, arguments, engine.path)
         kept = f"temperature {self._params.temp:g}; the conversation goes on"
-        note(f"{engine.path.name}, context {chosen}, {kept}")
+        say(f"{engine.path.name}, context {chosen}, {kept}")
 
     def _do_save(self, rest: str) -> None:
         if not rest:
@@ -491,7 +491,7 @@ class Chat:
         kept = {"messages": self._messages, "settings": self._settings()}
         with write_whole(told) as file:
             file.write(json.dumps(kept).encode())
-        note(f"kept in {rest} and {rest}.json")
+        say(f"kept in {rest} and {rest}.json")
 
     def _do_load(self, rest: str) -> None:
         if not rest:
@@ -499,7 +499,7 @@ class Chat:
         messages, params = self._read_kept(Path(f"{rest}.json"))
         self._session.load(rest)
         self._messages, self._params = messages, params
-        note(f"{len(messages)} messages, {self._session.n_past} tokens; settings as they were")
+        say(f"{len(messages)} messages, {self._session.n_past} tokens; settings as they were")
 
     def _read_kept(self, path: Path) -> tuple[list[Message], Any]:
         """The messages and sampler settings of a saved conversation. Raises OSError, ValueError."""
@@ -523,7 +523,7 @@ class Chat:
         known = self._settings()
         name, _, value = rest.partition(" ")
         if not rest:
-            note("\n".join(self._table(known)))
+            say("\n".join(self._table(known)))
             return
         if name not in known:
             close = did_you_mean(name, known)
@@ -531,13 +531,13 @@ class Chat:
                 f"{name} is no setting; /set lists them, /set NAME VALUE sets one{close}"
             )
         if not value:
-            note(f"{name} {_shown(known[name])}: {_TEXTS[name]}")
+            say(f"{name} {_shown(known[name])}: {_TEXTS[name]}")
             return
         new = _parsed(name, value.strip(), known[name])
         self._params = dataclasses.replace(self._params, **{name: new})
         if name == "temp":
             self._arguments.temp = new  # set by the user: another model does not change it
-        note(f"{name} {_shown(new)} (was {_shown(known[name])})")
+        say(f"{name} {_shown(new)} (was {_shown(known[name])})")
 
     def _table(self, known: dict[str, Any]) -> list[str]:
         """The settings, now and at the start of the chat, and what they do if that fits a line."""
@@ -568,7 +568,7 @@ class Chat:
             kv_ram=session.kv_ram,
             kv_vram=session.kv_vram,
         )
-        note(
+        say(
             f"prompt: {last.n_read} tokens read at {last.read:.1f} tok/s, {last.n_reused} reused\n"
             f"answer: {last.n_written} tokens at {last.written:.1f} tok/s, "
             f"{self._engine.n_threads} threads\n"
@@ -580,7 +580,7 @@ class Chat:
         )
 
     def _do_ctx(self, _rest: str) -> None:
-        note(self.status())
+        say(self.status())
 
 
 class Shown:

@@ -10,7 +10,7 @@ from tamis.cli.conversation import lines
 from tamis.cli.conversation.mcp_servers import ServerTool
 from tamis.cli.options import did_you_mean
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note, printable
+from tamis.cli.terminal import printable, say
 from tamis.text.tool_calls import OutputParser
 
 LONGEST = 60  # characters of an argument in a question
@@ -91,10 +91,10 @@ class Tools:
             return f"error: the arguments of {name} are no JSON object"
         shown = f"{_full(tool)}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())})"
         if refusal := self._refusal(tool, shown):
-            note(f"[{shown}: not called]")
+            say(f"[{shown}: not called]")
             return refusal
         text, is_error = self._servers.call(tool, arguments)
-        note(f"[{shown}: {f'error: {text}' if is_error else f'{len(text)} characters'}]")
+        say(f"[{shown}: {f'error: {text}' if is_error else f'{len(text)} characters'}]")
         return f"error: {text}" if is_error else text
 
     def _refusal(self, tool: ServerTool, shown: str) -> str:
@@ -102,7 +102,7 @@ class Tools:
         if not self._allowed.isdisjoint((tool.server, _full(tool))):
             return ""
         if not lines.interactive():
-            note(f"error: {shown} needs consent: start with --mcp-allow {_full(tool)}")
+            say(f"error: {shown} needs consent: start with --mcp-allow {_full(tool)}")
             return NOBODY
         answer = lines.ask(f"call {printable(shown)}? [y]es, [n]o, [a]lways: ")
         if answer in ("a", "always"):

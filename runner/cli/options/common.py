@@ -262,7 +262,10 @@ def _add_method_arguments(
     auto: the text that explains --prefill auto; "": it is not offered.
     """
     attention = group(parser, ATTENTION_GROUP)
-    text = "attention method of decode steps (see `tamis methods`)"
+    text = (
+        "attention method of decode steps (see `tamis methods`), or your own: FILE.py:NAME, a "
+        "file that is run"
+    )
     if several:
         more = "; may be repeated (default: dense)"
         attention.add_argument("--attn", action="append", metavar="METHOD", help=text + more)
@@ -492,7 +495,7 @@ def read_text(path: str) -> str:
     """
     name = "standard input" if path == "-" else path
     try:
-        data = _all_of_stdin() if path == "-" else Path(path).read_bytes()
+        data = standard_input() if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -500,9 +503,9 @@ def read_text(path: str) -> str:
         ) from error
 
 
-def _all_of_stdin() -> bytes:
+def standard_input() -> bytes:
     """Standard input to its end; after two seconds without any, a note says what is waited for."""
-    with contextlib.suppress(OSError, ValueError, TypeError):  # a stand-in without a descriptor
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # a stand-in
         if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], PATIENCE)[0]:
             note("waiting for standard input, an open pipe; < /dev/null says that there is none")
     return sys.stdin.buffer.read()

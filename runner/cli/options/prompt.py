@@ -3,7 +3,6 @@
 import argparse
 import io
 import os
-import select
 import stat
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from tamis.cli.options.errors import UsageError
 from tamis.cli.terminal import note
 
 SHORT = 1 << 14  # in bytes; the tokens of a longer text are counted before the model is loaded
-WAIT = 1.0  # seconds until a note says that standard input is being read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,18 +91,13 @@ def _ended(text: str) -> str:
 def _piped() -> bool:
     """Whether standard input is a pipe or a file with the text for an instruction.
 
-    A terminal, /dev/null and other devices are not read. A note says what the command waits for.
+    A terminal, /dev/null and other devices are not read.
     """
     try:
-        number = sys.stdin.fileno()
-        mode = os.fstat(number).st_mode
+        mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
         return False
-    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
-        return False
-    if sys.stderr.isatty() and not select.select([number], [], [], WAIT)[0]:
-        note("waiting for the text on standard input (< /dev/null: there is none)")
-    return True
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
 def messages(text: str, system: str | None) -> list[dict[str, str]]:

@@ -1,4 +1,7 @@
-"""Progress on standard error, in one line that is erased at the end; only on a terminal."""
+"""Progress on standard error: on a terminal one line that is erased at the end.
+
+Elsewhere a stage that takes long is a line, once.
+"""
 
 import contextlib
 import os
@@ -21,27 +24,31 @@ STAGES = {
     "measure": "measuring each tensor",
     "wait": "waiting for another download of it",
 }
+TELLS = ("compile", "download", "repack", "wait")  # stages that are told of without a terminal
+LONG = 10.0  # seconds after which they are
 FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown
 CHUNKS = 3  # of a prompt, measured before the first estimate: each costs more than the one before
 
 
 class Progress:
-    """A progress line on standard error, only if that is a terminal."""
+    """A progress line on standard error; without a terminal a line for a stage that is long."""
 
     def __init__(self) -> None:
         self._shown = False
         self._stage = ""
         self._start = time.monotonic()
+        self._told: set[str] = set()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         """Show stage, share done and time left; the line is erased when the stage is complete.
 
         The time counts from the stage's first call; progress before it is not counted.
         """
-        if not sys.stderr.isatty():
-            return
         if stage != self._stage or done == 0:
             self._stage, self._start = stage, time.monotonic()
+        if not sys.stderr.isatty():
+            self._tell(stage)
+            return
         share = f"{100 * done // total:3d} %" if total else f"{done / MIB:.1f} MiB"
         spent = time.monotonic() - self._start
         left = ""
@@ -51,6 +58,12 @@ class Progress:
             self.clear()
             return
         self._draw(STAGES.get(stage, stage), f": {share}{left}")
+
+    def _tell(self, stage: str) -> None:
+        """Without a terminal: say once what takes long."""
+        if stage in TELLS and stage not in self._told and time.monotonic() - self._start >= LONG:
+            self._told.add(stage)
+            sys.stderr.write(f"{STAGES[stage]}\n")
 
     def of(self, stage: str) -> Callable[[int, int], None]:
         """The function (done, total) that shows one stage."""
