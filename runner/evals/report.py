@@ -31,8 +31,8 @@ HIGH_MASS, LOST = 0.9, 0.1  # mass from which, and loss from which, a report war
 NOTES = (
     "Scores are means over samples, from 0 to 1; in parentheses 95 % intervals: Wilson's for a "
     "score, a paired bootstrap over samples (within tasks, 2000 draws) for a difference to dense "
-    "attention. Differences are of the same samples; an interval without width says that all pairs "
-    "were equal, not that methods are.",
+    "attention. Differences are of the same samples; an interval without width says that the pairs "
+    "of each task were equal, as a single one is, not that methods are.",
     "All of a prompt but its last token was read once, by dense attention where no other method is "
     "named after “after”, and shared; the last token and the answer were decoded with each method.",
 )
