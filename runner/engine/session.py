@@ -304,7 +304,12 @@ class Session(Generating):
         It must have no audit, one device, and its KV cache in that device's memory.
         """
         alone = self.audited or len(self._stages) > 1 or bool(self._grids)
-        return not alone and self._kv.resident and not self._stages[0].pauses
+        return not alone and self._kv.resident and not self.calls_python
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether a decode step calls Python between its ops, as a NumpySelector has it do."""
+        return self._stages[0].pauses
 
     @property
     def backend(self) -> Backend:

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.types import PAGE, KVView, Selection
-from tamis.select.base import DECODE, Recording, SelectorShape, SelectorState, new_selection
+from tamis.select.base import BLOCK, DECODE, Recording, SelectorShape, SelectorState, new_selection
 
 Choose = Callable[[np.ndarray, np.ndarray], Any]
 
@@ -64,7 +65,30 @@ class _State(SelectorState):
             sel.indices[: sel.indptr[-1]] = np.concatenate(rows)
 
         rec.program.pause(choose)
+        self._count(rec, kv)
         return sel
+
+    def _count(self, rec: Recording, kv: KVView) -> None:
+        """Record an op that does next to nothing, to which the function is counted.
+
+        Its part of a pass is the selection's, and its cost all keys, which the function gets.
+        """
+        n_head_kv, n_head, head_dim = kv.k.shape[1], self.shape.n_head, kv.k.shape[3]
+        row_bytes, row_products = 2 * n_head_kv * head_dim, 2 * n_head * head_dim
+        spare = new_selection(self.shape, rec, n_row=1, block=BLOCK)
+        rec.program.add(
+            ops.SELECT_WINDOW,
+            label="numpy",
+            cost=lambda n_tok, pos: ((pos + 1) * row_bytes, (pos + 1) * row_products),
+            step=rec.step,
+            indptr=spare.indptr,
+            indices=spare.indices,
+            n_row=1,
+            q_block=rec.q_block,
+            block=BLOCK,
+            n_sink=0,
+            n_recent=1,
+        )
 
     def _called(self, q: np.ndarray, k: np.ndarray) -> Any:
         """What the function gives. Raises ValueError with the place of an error in it."""

@@ -18,6 +18,7 @@ from tiny_models import TinySpec, write_tiny_model
 import tamis
 from tamis import Engine, Llama, NumpySelector
 from tamis.bindings.drop_in.options import ChatOptions, CompletionOptions
+from tamis.cli import main
 from tamis.engine.batch import Batch
 from tamis.fetch.registry import KNOWN, ModelError
 
@@ -252,6 +253,25 @@ def test_a_numpy_method_that_takes_all_is_dense_and_one_that_takes_some_reads_th
         some.decode(9)
         read = some.selected(hp.n_layer - 1)
         assert [row.tolist() for row in read.positions] == [[3, 5, 150]] * hp.n_head
+
+
+def test_the_keys_that_a_numpy_method_gets_count_as_read_to_select(model, tmp_path, capsys):
+    """So that an audit and `bench` do not praise it for few bytes; its time they leave out."""
+    with Engine.load(model, n_threads=1) as engine:
+        session = engine.session(n_ctx=256, attn=NumpySelector(lambda q, k: [3]), audit=1)
+        session.prefill([5 + i % 40 for i in range(150)])
+        session.decode(9)
+        attended, selected, dense = session.audit.n_bytes()
+        assert selected == dense / 2  # the keys without the values
+        assert attended < dense / 10
+    (tmp_path / "own.py").write_text("def first(q, k):\n    return [0]\n")
+    methods = ("--attn", "window:sink=0,recent=16", "--attn", f"{tmp_path}/own.py:first")
+    words = ["-p", "0", "-n", "2", "-d", "128", "-r", "1", "-t", "1", "--json"]
+    assert main(["bench", "-m", str(model), *words, *methods]) == 0
+    said = capsys.readouterr()
+    window, own = map(json.loads, said.out.splitlines())
+    assert window["bytes_ratio"] > 2 > own["bytes_ratio"] > 1.5
+    assert said.err.count("its bytes are counted, its time is not") == 1
 
 
 @pytest.mark.parametrize("found", [[], [-1], [151], [0.5], [[0], [1], [2], [3], [4]]])

@@ -178,7 +178,7 @@ def test_positions_that_numpy_chose_are_the_rows_of_a_selection():
     chosen, hooks = [[5, 0, 2], [1, 3]], []
     rec = SimpleNamespace(
         n_tok=1, q_block=1, step=np.zeros(ops.STEP_SIZE, np.int64),
-        program=SimpleNamespace(pause=hooks.append),
+        program=SimpleNamespace(pause=hooks.append, add=lambda op, **fields: None),
     )  # fmt: skip
     state = NumpySelector(lambda q, k: chosen).open(shape)
     view = KVView(pages, pages, table, table)
@@ -202,7 +202,7 @@ def test_an_error_of_a_users_function_has_its_line_and_the_shapes():
     hooks = []
     rec = SimpleNamespace(
         n_tok=1, q_block=1, step=np.zeros(ops.STEP_SIZE, np.int64),
-        program=SimpleNamespace(pause=hooks.append),
+        program=SimpleNamespace(pause=hooks.append, add=lambda op, **fields: None),
     )  # fmt: skip
 
     def wrong(q, k):

@@ -15,7 +15,7 @@ import numpy as np
 from tamis.cli.measure import states
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import audit
+from tamis.cli.terminal import audit, note
 from tamis.jit_kernels.backends import roofline as ceilings
 from tamis.jit_kernels.contract.program import ATTEND, SELECT
 from tamis.model.placement import devices
@@ -63,6 +63,8 @@ def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for depth in arguments.depth:
         base, following = states.base_session(engine, arguments, ids, depth, n_step + 1)
         for method, session in states.method_sessions(engine, arguments, base, arguments.attn):
+            if session.calls_python:
+                note(f"{method} is a function of NumPy: its bytes are counted, its time is not")
             start = time.perf_counter()
             session.decode(int(following[0]))
             first = time.perf_counter() - start
