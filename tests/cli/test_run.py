@@ -246,7 +246,7 @@ def test_progress_is_for_terminals_and_has_words_that_people_know(monkeypatch, c
     assert capsys.readouterr().err.endswith("\r\x1b[K")
 
 
-def test_without_a_terminal_a_stage_that_is_long_is_told_once(monkeypatch, capsys):
+def test_without_a_terminal_a_stage_that_is_long_is_reported_once(monkeypatch, capsys):
     now, told = [100.0], []
     monkeypatch.setattr("tamis.cli.terminal.progress.time.monotonic", lambda: now[0])
     progress = Progress()

@@ -309,9 +309,7 @@ def _loaded(file: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     listed = [KernelSpec(op, tuple(constants)) for op, constants in module.KERNELS]
-    missing = set(
-        backend(1).library.missing(listed)
-    )  # others than those that the chosen cases need
+    missing = set(_library(_level).missing(listed))  # others than those that the chosen cases need
     backend(1).load(spec for spec in listed if spec not in missing)
     return module
 

@@ -24,7 +24,7 @@ STAGES = {
     "measure": "measuring each tensor",
     "wait": "waiting for another download of it",
 }
-TELLS = ("compile", "download", "repack", "wait")  # stages that are told of without a terminal
+TELLS = ("compile", "download", "repack", "wait")  # stages that are reported without a terminal
 LONG = 10.0  # seconds after which they are
 FIRST_ESTIMATE = 2.0  # seconds of measuring before an estimate is shown
 CHUNKS = 3  # of a prompt, measured before the first estimate: each costs more than the one before
