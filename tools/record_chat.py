@@ -21,7 +21,12 @@ from tamis.jit_kernels.compile import store
 ROWS, COLUMNS = 50, 80
 TIMEOUT = 300  # seconds, for an answer that must wait for the compiler
 FLAGS = ("--temp", "0")
-LINES = ("Give me a Markdown list of five fruits.", "/stats", "/save talk", "/exit")
+LINES = (
+    "Give me a Markdown list of the days from Monday to Friday.",
+    "/stats",
+    "/save talk",
+    "/exit",
+)
 LINE = 19  # pixels from one line of the picture to the next
 STYLE = (
     "text{font:14px/1 ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d7dae0;"
@@ -118,7 +123,7 @@ def record(home: Path, lines: tuple[str, ...] = LINES) -> Screen:
     # With only one model, the first lines are the same on every machine.
     folder = home / "models"
     folder.mkdir()
-    path = models.pull(models.SMALL)
+    path = models.pull(models.DEFAULT)
     (folder / path.name).symlink_to(path)
     screen = Screen("chat", *FLAGS, home=home, TAMIS_MODELS=str(folder))
     for line in lines:

@@ -21,7 +21,7 @@ from tamis.cli.conversation import lines, repl
 from tamis.cli.options import common
 from tamis.cli.terminal import answer, say
 from tamis.fetch import registry as models
-from tamis.fetch.registry import KNOWN
+from tamis.fetch.registry import DEFAULT, KNOWN
 from tamis.sampling.chain import SamplerParams
 from tamis.tools import record_chat
 from tamis.tools.record_chat import Screen
@@ -487,13 +487,13 @@ def test_in_a_terminal_a_message_may_have_lines_and_is_found_again(model_path, t
 
 @pytest.mark.model
 def test_the_recorded_chat_is_the_picture_in_the_readme(model_path, tmp_path, root):
-    model_path("smollm2")
+    model_path(DEFAULT)
     screen = record_chat.record(tmp_path)
     lines = screen.lines()
     said = [line for line in lines if line.startswith("> ")]
     assert said == [f"> {line}" for line in record_chat.LINES]
     answer_lines = lines[lines.index(said[0]) + 1 : lines.index(said[1])]
-    assert [line.split()[0] for line in answer_lines if line] == ["1.", "2.", "3.", "4.", "5."]
+    assert re.findall(r"^\d\.", "\n".join(answer_lines), re.M) == ["1.", "2.", "3.", "4.", "5."]
     assert re.search(r"answer: \d+ tokens at [\d.]+ tok/s", "\n".join(lines))
     assert (tmp_path / "talk").stat().st_size > 0
     assert (tmp_path / "talk.json").exists()

@@ -21,7 +21,7 @@ import numpy as np
 from tamis.cli.measure import against, batched, compare, profile, states
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import table
+from tamis.cli.terminal import note, table
 from tamis.jit_kernels.backends import on_host
 from tamis.jit_kernels.backends import roofline as ceilings
 from tamis.jit_kernels.contract.types import PAGE
@@ -153,7 +153,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         sys.stdout.write("\n".join(table.lines(rows, against.COLUMNS)) + "\n")
     slower = [row["test"] for row in rows if against.is_slower(row)]
     if slower:
-        common.note(f"slower in every run, and by 5 % or more: {', '.join(slower)}")
+        note(f"slower in every run, and by 5 % or more: {', '.join(slower)}")
     return int(bool(slower))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tamis.cli.options import group
 from tamis.cli.options.errors import UsageError, address
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 from tamis.cli.terminal.progress import MIB as MIB
 from tamis.cli.terminal.progress import Progress
 from tamis.jit_kernels.backends import DEVICES, device_for, on_host
@@ -507,7 +507,7 @@ def standard_input() -> bytes:
     """Standard input to its end; after two seconds without any, a note says what is waited for."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # a stand-in
         if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], PATIENCE)[0]:
-            note("waiting for standard input, an open pipe; < /dev/null says that there is none")
+            say("waiting for standard input, an open pipe; < /dev/null says that there is none")
     return sys.stdin.buffer.read()
 
 
@@ -540,7 +540,7 @@ def model_file(name: str | None, progress: Progress) -> Path:
         path = _fetched(default(), "no model named with -m: ", progress)
     else:
         if sys.stderr.isatty():
-            note(f"no model named with -m: using {path.name}")
+            say(f"no model named with -m: using {path.name}")
     return path
 
 
@@ -548,7 +548,7 @@ def _fetched(name: str, why: str, progress: Progress) -> Path:
     from tamis.fetch.registry import KNOWN, pull
 
     model = KNOWN[name]
-    note(f"{why}fetching {name} ({model.n_bytes / 1e6:.0f} MB, {model.licence})")
+    say(f"{why}fetching {name} ({model.n_bytes / 1e6:.0f} MB, {model.licence})")
     path = pull(name, progress=progress)
     progress.clear()
     return path
@@ -632,7 +632,7 @@ def warn_of_threads(n_thread: int | None) -> None:
 
     if n_thread is not None and n_thread > usable_cpus():
         n = usable_cpus()
-        note(
+        say(
             f"-t {n_thread}: this process may use {n} processor{'s' if n > 1 else ''}, and more "
             f"threads would wait for each other: {n} work{'s' if n == 1 else ''}"
         )
@@ -702,7 +702,7 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
     )
     progress.clear()
     if session.loses_keys:
-        note(
+        say(
             "-ctk q4_0: the keys of this model have a bias that 4 bits do not hold on this device, "
             "and answers may be nonsense; use -ctk q8_0"
         )
@@ -713,7 +713,7 @@ def open_session(engine: Any, arguments: argparse.Namespace, progress: Progress)
         least = engine.auto_least(getattr(arguments, "kv_vram", None))
         floor = Auto.mass if floor is None else floor
         if session.n_ctx > least:
-            note(
+            say(
                 f"--attn auto: beyond {least} tokens each head holds an estimated {floor:g} of "
                 "attention; --attn dense reads all"
             )
@@ -724,7 +724,7 @@ def note_untrained(engine: Any, session: Any, arguments: argparse.Namespace) -> 
     """Write a note if the context is longer than the (possibly stretched) training context."""
     n_trained = engine.hp.n_ctx_train
     if session.n_ctx > n_trained * (arguments.rope_scale or 1):
-        note(
+        say(
             f"the model was trained on {n_trained} tokens, the context has {session.n_ctx}: what "
             "it writes beyond may be nonsense; --rope-scaling yarn stretches its positions"
         )

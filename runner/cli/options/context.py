@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tamis.cli.options import common
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 ANSWER = 4096  # tokens reserved for an answer of unknown length
 LEAST = 8192  # the smallest context, if the model was trained on as many tokens
@@ -128,7 +128,7 @@ def _plan(engine: Any, arguments: argparse.Namespace, n_ctx: int, k: str, v: str
 def _said(found: Context, wanted: int, arguments: argparse.Namespace) -> Context:
     """The same context; writes a note if memory limited it."""
     if found.n_ctx < wanted:
-        note(f"context {found}: memory has no room for {wanted} tokens")
+        say(f"context {found}: memory has no room for {wanted} tokens")
     elif found.type_k != (arguments.cache_type_k or "f16"):
-        note(f"context {found}: memory has no room for f16")
+        say(f"context {found}: memory has no room for f16")
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from tamis.cli.options import common, group
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 NGRAM = "ngram-simple"  # the name of llama.cpp's --spec-type
 
@@ -197,4 +197,4 @@ def drafting(session: Any, draft: Any, arguments: argparse.Namespace) -> Any:
 def report(found: Any) -> None:
     """Write on standard error how many drafted tokens were accepted."""
     if getattr(found, "n_drafted", 0):
-        note(f"drafts       {found.n_taken} of {found.n_drafted} drafted tokens taken")
+        say(f"drafts       {found.n_taken} of {found.n_drafted} drafted tokens taken")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 SHORT = 1 << 14  # in bytes; the tokens of a longer text are counted before the model is loaded
 
@@ -127,7 +127,7 @@ def completes(engine: Any, arguments: argparse.Namespace) -> bool:
     name = engine.path.name
     if arguments.system is not None:
         raise UsageError(f"{name} has no chat template, so no system message: leave out --system")
-    note(f"{name} has no chat template (a base model): it continues the text")
+    say(f"{name} has no chat template (a base model): it continues the text")
     return True
 
 

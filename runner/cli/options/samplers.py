@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tamis.cli.options import common
 from tamis.cli.options.errors import UsageError
-from tamis.cli.terminal import note
+from tamis.cli.terminal import say
 
 
 class Flag(NamedTuple):
@@ -197,7 +197,7 @@ def grammar(arguments: argparse.Namespace, engine: Any) -> Any:
     except SamplerError as error:
         raise UsageError(str(error)) from error
     if found.left_out:
-        note(f"the answer's form does not enforce {', '.join(found.left_out)}")
+        say(f"the answer's form does not enforce {', '.join(found.left_out)}")
     return Grammar(found.text, tokenizer)
 
 

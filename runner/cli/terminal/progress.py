@@ -114,7 +114,7 @@ class Progress:
 def columns() -> int:
     """The columns of the terminal of standard error."""
     n = 0
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stand-in has no number
         n = os.get_terminal_size(sys.stderr.fileno()).columns
     return n or 80  # 0: a terminal that does not report it
 
