@@ -45,7 +45,6 @@ class Offer(NamedTuple):
     tags: tuple[str, ...] = ()  # words about it that lists show
     args: tuple[str, ...] = ()  # its own settings; a model with other ones is loaded anew
     hidden: bool = False  # whether lists leave it out
-    sees: bool = False  # whether it takes pictures
 
 
 class Served(Protocol):
@@ -67,6 +66,9 @@ class Source(Protocol):
 
     def offers(self) -> list[Offer]:
         """All models of the source."""
+
+    def sees(self, offer: Offer) -> bool:
+        """Whether a model takes pictures; it may read files, and is asked for lists alone."""
 
     def reload(self) -> None:
         """Read the source's list of models anew. Raises UsageError; the list then stays."""
@@ -201,6 +203,10 @@ class Models:
     async def offers(self) -> list[Offer]:
         """All models of the source."""
         return await asyncio.to_thread(self._source.offers)
+
+    def sees(self, offer: Offer) -> bool:
+        """Whether a model takes pictures; it may read files, so ask beside the loop."""
+        return self._source.sees(offer)
 
     async def reload(self) -> None:
         """Read the list of models anew, and unload those that are gone from it or have changed.

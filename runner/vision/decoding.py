@@ -1,5 +1,6 @@
 """Pictures of strangers, decoded to RGB by Pillow; their sizes are checked before."""
 
+import importlib
 import io
 import warnings
 from collections.abc import Iterator
@@ -49,10 +50,10 @@ def decode(data: bytes) -> np.ndarray:
 def warm() -> None:
     """Import what `decode` needs. Without Pillow nothing: `decode` says so."""
     with suppress(ImportError):
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         Image.init()
-        assert ImageOps
+        importlib.import_module("PIL.ImageOps")
 
 
 def size_of(data: bytes) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Router:
         self.models, self._settings, self._only = models, settings, only
         # Entries of ollama's lists and replies of /api/show, by the state of their files.
         self._entries: dict[tuple[str, float], dict[str, Any]] = {}
-        self._shown: dict[tuple[str, float], dict[str, Any]] = {}
+        self._shown: dict[tuple[str, float, bool], dict[str, Any]] = {}
         self._beside = ThreadPoolExecutor(1, "tamis-router")
         self._events = ModelEvents()
         models.changed = self._changed
@@ -220,22 +220,23 @@ class Router:
     async def show(self, request: Request) -> Response:
         """/api/show: facts of a model from its file alone; nothing is loaded or unloaded."""
         offer = await self._named(request)
-        key = offer.path, offer.modified
+        sees = await asyncio.to_thread(self.models.sees, offer)
+        key = offer.path, offer.modified, sees
         if key not in self._shown:
             try:
-                self._shown[key] = await asyncio.to_thread(self._described, offer)
+                self._shown[key] = await asyncio.to_thread(self._described, offer, sees)
             except (OSError, ValueError) as error:
                 raise ApiError(503, f"the model's file: {error}", code="unavailable") from None
         return JsonReply(self._shown[key])
 
-    def _described(self, offer: Offer) -> dict[str, Any]:
+    def _described(self, offer: Offer, sees: bool) -> dict[str, Any]:
         """The reply of /api/show for a model.
 
         Raises OSError, GGUFError, TokenizerError, ArchError.
         """
         facts = facts_of(Path(offer.path))
         predicts = not arch_of(facts.arch).is_encoder
-        return ollama_routes.described(facts, self.models.text(offer), predicts)
+        return ollama_routes.described(facts, self.models.text(offer), predicts, sees)
 
     async def listed(self, request: Request) -> Response:
         """/v1/models: all models that can be loaded; with ?reload=1 after presets are read anew."""
@@ -245,7 +246,7 @@ class Router:
             except (ValueError, OSError) as error:
                 raise ApiError(500, f"the presets stay as they were: {error}") from None
             self._events.tell("models_reload", "*")
-        return JsonReply(listing([self._entry(offer) for offer in await self._shown_offers()]))
+        return JsonReply(listing(await self._listed(await self._shown_offers())))
 
     async def _shown_offers(self) -> list[Offer]:
         return [offer for offer in await self.models.offers() if not offer.hidden]
@@ -299,7 +300,7 @@ class Router:
         name, offers = request.path_params["name"], await self.models.offers()
         if (offer := named(name, offers)) is None:
             raise unknown_model(name, offers)
-        return JsonReply(self._entry(offer))
+        return JsonReply((await self._listed([offer]))[0])
 
     async def load(self, request: Request) -> Response:
         """/models/load: begin to load a model."""
@@ -331,14 +332,19 @@ class Router:
         }
         return JsonReply(found)
 
-    def _entry(self, offer: Offer) -> dict[str, Any]:
+    async def _listed(self, offers: list[Offer]) -> list[dict[str, Any]]:
+        """What lists have of these models; which of them take pictures is read beside the loop."""
+        seen = await asyncio.to_thread(lambda: [self.models.sees(offer) for offer in offers])
+        return [self._entry(offer, sees=sees) for offer, sees in zip(offers, seen, strict=True)]
+
+    def _entry(self, offer: Offer, *, sees: bool) -> dict[str, Any]:
         state = self.models.state(offer.name)
         meta = {"n_bytes": offer.n_byte, "loaded": state == "loaded"}
         status: dict[str, Any] = {"value": state}
         status |= {"args": list(offer.args)} if offer.args else {}
         status |= {"failed": True} if offer.name in self.models.failed else {}
         words = {"aliases": list(offer.aliases), "tags": list(offer.tags)}
-        head = model_entry(offer.name, offer.modified) | words | modalities(sees=offer.sees)
+        head = model_entry(offer.name, offer.modified) | words | modalities(sees=sees)
         return head | {"meta": meta, "status": status}
 
     async def health(self, _request: Request) -> Response:

@@ -502,7 +502,7 @@ def _settings(arguments: argparse.Namespace, access: Any) -> Any:
         pooling=arguments.pooling,
         page=arguments.page == "on",
         slots=not arguments.no_slots,
-        slot_folder=_folder(arguments.slot_save_path),
+        slot_folder=_folder("--slot-save-path", arguments.slot_save_path),
         loras=common.adapter_files(arguments).loras,
         aliases=arguments.alias or (),
         tags=arguments.tags,
@@ -548,7 +548,7 @@ class _How:
                 raise UsageError("--mmproj is of one model: name that with -m")
             if not Path(arguments.mmproj).is_file():
                 raise UsageError(f"--mmproj {arguments.mmproj} is no file")
-        _media_folder(arguments.media_path)
+        _folder("--media-path", arguments.media_path)
         template = _template(arguments.chat_template_file, arguments.chat_template)
         where, rope = common.devices(arguments), common.rope_scaling(arguments)
         cache = _cache_sizes(arguments)
@@ -564,7 +564,8 @@ class _How:
         if found is None:
             return Rules()
         hosts = tuple(host.lower() for host in given.media_url)
-        return Rules(str(found.absolute()), _media_folder(given.media_path), hosts)
+        folder = _folder("--media-path", given.media_path)
+        return Rules(str(found.absolute()), "" if folder is None else str(folder), hosts)
 
 
 class Source:
@@ -629,11 +630,12 @@ class Source:
         except (ValueError, RuntimeError) as error:
             raise UsageError(f"{where}: {error}") from error
 
-    def offers(self) -> list[Any]:
-        """All offered models; one that was removed meanwhile is left out."""
-        return [o._replace(sees=bool(self._how(o).media(o.path).mmproj)) for o in self._offered()]
+    def sees(self, offer: Any) -> bool:
+        """Whether a model takes pictures: what lies beside its file is looked at."""
+        return bool(self._how(offer).media(offer.path).mmproj)
 
-    def _offered(self) -> list[Any]:
+    def offers(self) -> list[Any]:
+        """All offered models; one that was removed meanwhile is left out. No file is opened."""
         from tamis.bindings.serve.models import Offer
         from tamis.fetch.registry import installed
 
@@ -687,7 +689,7 @@ class Source:
 
     def with_media(self, given: Any) -> Any:
         """Settings of the whole server, with those of a model that takes pictures, if any does."""
-        found = (self._how(offer).media(offer.path) for offer in self._offered())
+        found = (self._how(offer).media(offer.path) for offer in self.offers())
         return replace(given, media=next((m for m in found if m.mmproj), given.media))
 
     def _how(self, offer: Any) -> _How:
@@ -869,17 +871,10 @@ def _cache_sizes(arguments: argparse.Namespace) -> Any:
     return CacheSizes(arguments.cache_ram, path, arguments.cache_disk, arguments.memory)
 
 
-def _media_folder(path: str | None) -> str:
-    """The folder of pictures, "" for none. Raises UsageError if it is not a folder."""
+def _folder(flag: str, path: str | None) -> Path | None:
+    """The folder that a flag names. Raises UsageError if it is not a folder."""
     if path is not None and not Path(path).is_dir():
-        raise UsageError(f"--media-path {path} is no folder")
-    return "" if path is None else str(Path(path).absolute())
-
-
-def _folder(path: str | None) -> Path | None:
-    """The folder for files of slots. Raises UsageError if it is not a folder."""
-    if path is not None and not Path(path).is_dir():
-        raise UsageError(f"--slot-save-path {path} is no folder")
+        raise UsageError(f"{flag} {path} is no folder")
     return None if path is None else Path(path).absolute()
 
 

@@ -1,5 +1,6 @@
 """An mmproj file on a backend: pictures become rows that stand in a text model's sequence."""
 
+import functools
 import hashlib
 import importlib
 import pkgutil
@@ -44,7 +45,16 @@ def family_of(file: GGUFFile, projector: str) -> Family:
 
 
 def is_supported(path: Path) -> bool:
-    """Whether a file is an mmproj file of a known family."""
+    """Whether a file is an mmproj file of a known family; it is opened once for each state."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return _is_supported(path.absolute(), found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_supported(path: Path, _changed: int, _n_byte: int) -> bool:
     try:
         with GGUFFile(path) as file:
             family_of(file, read_params(file).projector)
@@ -91,17 +101,12 @@ class Cutter:
         return hashlib.sha256(data).digest()
 
 
-class Encoder:
+class Encoder(Cutter):
     """An encoder of pictures and its projector."""
 
     def __init__(self, path: str | Path, backend: Backend) -> None:
         """Open an mmproj file. Raises FileNotFoundError, GGUFError."""
-        self._cutter = Cutter(path)
-        self.file, self.params, self.family = (
-            self._cutter.file,
-            self._cutter.params,
-            self._cutter.family,
-        )
+        super().__init__(path)
         params, family = self.params, self.family
         self.weights = VisionLoader(self.file, params).load(family.tensors(params))
         self._model, self._backend = tower_model(params, self.weights, family), backend
@@ -130,7 +135,7 @@ class Encoder:
     def embed_pixels(self, pixels: np.ndarray) -> Embedded:
         """Text and rows that stand for pixels uint8 [height, width, 3]. Raises PictureError."""
         found: Embedded = []
-        for piece in self._cutter.cut(pixels):
+        for piece in self.cut(pixels):
             if isinstance(piece, str):
                 found.append(piece)
             else:
@@ -149,13 +154,13 @@ class Encoder:
     def rows_of(self, tile: np.ndarray) -> Rows:
         """The rows of a tile uint8 [height, width, 3], which are computed when they are read.
 
-        Raises ValueError for a tile that `Cutter.cut` cannot have made.
+        Raises ValueError for a tile that `cut` cannot have made.
         """
-        nx, ny = self._cutter.grid(tile)
-        n, merge = self._cutter.n_row(tile), self.params.merge
+        nx, ny = self.grid(tile)
+        n, merge = self.n_row(tile), self.params.merge
         later = Later(n, 4 * n * self.n_embd, lambda: self._values(tile, nx, ny))
         grid = (nx // merge, ny // merge) if self.family.in_grid else (0, 0)
-        return Rows(later, self._cutter.key(tile), grid, self.family.causal)
+        return Rows(later, self.key(tile), grid, self.family.causal)
 
     def _values(self, tile: np.ndarray, nx: int, ny: int) -> np.ndarray:
         """The rows of a tile, f32 [n, n_embd]."""

@@ -27,7 +27,10 @@ from tamis.bindings.serve.supervisor import Loaded, LoadError
 from tamis.bindings.serve.text import TextModel
 from tamis.cli import main
 from tamis.cli.commands import serve
+from tamis.cli.options import Parser
 from tamis.cli.options.errors import UsageError
+from tamis.formats.gguf import GGUFFile
+from tests.support.mmproj_files import write_mmproj
 
 TEXT = "/v1/completions"
 
@@ -89,6 +92,9 @@ class Source:
 
     def offers(self):
         return [offer(name) for name in "abc"]
+
+    def sees(self, offer):
+        return False
 
     def start(self, offer):
         return Worker(self, offer)
@@ -529,6 +535,51 @@ def test_llama_cpps_router_paths():
         assert client.post("/models/load", json={"model": "none"}).status_code == 404
         assert client.post("/models/load", json={}).status_code == 400
         server.stop()
+
+
+def test_a_request_of_a_loaded_model_opens_no_file_and_lists_open_each_once(tmp_path, monkeypatch):
+    """What lies beside a model says whether it takes pictures, which lists alone tell."""
+    write_tiny_model(tmp_path / "a.gguf", TinySpec())
+    write_mmproj(tmp_path / "mmproj-a.gguf", "gemma3", 64)
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    parser = Parser()
+    serve.add_arguments(parser)
+    given = parser.parse_args(["--no-page"])
+    given.argv = ["--no-page"]
+    settings = serve._settings(given, serve._access(given))
+    source = serve.Source(given, settings)
+    models = Models(source, keep=60, n_byte=None, n_queue=8, log=lambda line: None)
+    (own,) = [each for each in source.offers() if each.name == "a.gguf"]
+    worker, served = Worker(Source(), own), Served()
+    worker.wait()
+    served.app = PlainTextResponse("answered")
+    models.adopt(own, worker, served)
+    opened, begin = [], GGUFFile.__init__
+
+    def counted(file, path, *rest, **named):
+        opened.append(os.path.basename(path))
+        begin(file, path, *rest, **named)
+
+    monkeypatch.setattr(GGUFFile, "__init__", counted)
+    server = Router(models, settings, lambda line: None, None)
+    with TestClient(server.app, base_url="http://localhost") as client:
+        for _ in range(3):
+            assert client.post(TEXT, json={"model": "a.gguf"}).text == "answered"
+        assert opened == []
+        for _ in range(3):
+            listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
+            shown = listed["a.gguf"]["architecture"]["input_modalities"]
+            assert shown == ["text", "image"]
+            assert client.get("/v1/models/a.gguf").json() == listed["a.gguf"]
+        assert opened == ["mmproj-a.gguf"]
+        (tmp_path / "mmproj-a.gguf").write_bytes(b"GGUF")  # another file of that name
+        shown = client.get("/v1/models/a.gguf").json()["architecture"]["input_modalities"]
+        assert (shown, opened) == (["text"], 2 * ["mmproj-a.gguf"])
+        shown = client.post("/api/show", json={"model": "a.gguf"}).json()["capabilities"]
+        assert "vision" not in shown
+        write_mmproj(tmp_path / "mmproj-a.gguf", "gemma3", 64)
+        shown = client.post("/api/show", json={"model": "a.gguf"}).json()["capabilities"]
+        assert "vision" in shown
 
 
 def test_two_real_models_with_a_budget_for_one(tmp_path, capsys):

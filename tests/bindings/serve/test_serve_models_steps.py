@@ -339,7 +339,7 @@ def routing(made, offers=(), only=None):
     async def all_of_them():
         return list(offers)
 
-    made.offers = all_of_them
+    made.offers, made.sees = all_of_them, lambda offer: offer.name == "b"
     return found
 
 
@@ -354,7 +354,10 @@ def test_what_a_list_says_of_a_model():
             "id": name, "object": "model", "created": 0, "owned_by": "tamis", "type": "model",
             "display_name": name, "created_at": "1970-01-01T00:00:00+00:00",
             "aliases": [], "tags": [],
-            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+            "architecture": {
+                "input_modalities": ["text", "image"] if name == "b" else ["text"],
+                "output_modalities": ["text"],
+            },
             "meta": {"n_bytes": 10, "loaded": name == "a"}, "status": {"value": state},
         }  # fmt: skip
     one = asyncio.run(found.one(SimpleNamespace(path_params={"name": "a"})))

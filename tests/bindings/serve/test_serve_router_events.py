@@ -24,6 +24,9 @@ class Source:
     def offers(self):
         return [Offer(name, f"/none/{name}", 1, 0.0, hidden=name == "h") for name in self.names]
 
+    def sees(self, offer):
+        return False
+
     def reload(self):
         if self.error is not None:
             raise self.error

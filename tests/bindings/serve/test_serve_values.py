@@ -152,6 +152,9 @@ class Source:
     def offers(self):
         return [Offer(name, f"/none/{name}", 1, 0.0) for name in ("a", "hf:b/c/d-Q4_0.gguf")]
 
+    def sees(self, offer):
+        return False
+
     def start(self, offer):
         raise OSError("no such file")
 
