@@ -1,12 +1,14 @@
 """GBNF as llama.cpp documents it: which texts a grammar allows, and where a wrong one is wrong."""
 
 import re
+import time
 
 import pytest
 from grammars import fits, matcher
 
 pytest.importorskip("llguidance")
 
+from tamis.grammar.gbnf.parsing import parsed
 from tamis.sampling.base import SamplerError
 from tamis.sampling.grammar import Grammar, compile_gbnf
 from tamis.sampling.vocabulary import GrammarTokenizer
@@ -62,6 +64,65 @@ def test_rules_that_lead_to_each_other_in_a_long_chain_are_a_grammar(n):
     text = "".join(str(i % 10) for i in range(n))
     assert fits(found, text + ".")
     assert not fits(found, text)
+
+
+def _rules(n, text):
+    return "root ::= r0\n" + "".join(f"r{i} ::= {text.format(i + 1)}\n" for i in range(n))
+
+
+COSTLY = {
+    "a repetition": ('root ::= " "{3000}', "at most 2000"),
+    "in a repetition": ('root ::= ("a"{2000}){2000}', "part of its rule root has over 100000"),
+    "in an alternative": ('root ::= "b" | ("a"{1000} "b"){2000}', "part of its rule root has"),
+    "in a recursive rule": ('root ::= "a" | (root "b"{900}){900}', "part of its rule root has"),
+    "rules that double": (_rules(40, "r{0} r{0}") + 'r40 ::= "x"', "part of its rule r"),
+    "rules that double, no end": (_rules(40, "r{0} r{0}") + "r40 ::= r0", "no finite text"),
+    "a chain of rules": (_rules(1700, 'r{0} "a"') + 'r1700 ::= "x"', "expected at most 1500"),
+    "a chain of recursive rules": (_rules(1700, '"a" r{0} | r0') + 'r1700 ::= "x"', "most 1500"),
+    "alternatives": ("root ::= " + " | ".join(f'"w{i}"' for i in range(99_000)), "at most 100000"),
+    "a text": ('root ::= "' + "a" * 4_000_000 + '"', "at most 100000"),
+    "a set": ("root ::= [" + "a" * 4_000_000 + "]", "at most 100000"),
+    "sets": ("root ::= " + "[a]" * 1_300_000, "at most 100000"),
+    "spaces": ("root ::= " + " " * 4_000_000, None),
+    "comments": ("root ::= (" + "# x \n" * 800_000, "close the group"),
+    "digits": ('root ::= "a"{' + "0" * 4_000_000 + "}", "at most 18 digits"),
+    "a name": ("root ::= " + "a" * 4_000_000, "the name of a rule"),
+}
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_a_grammar_that_would_take_long_is_refused_at_once(kind):
+    """Each took 0.8 to 10 s of processor time, or ended the process by its stack."""
+    text, message = COSTLY[kind]
+    begin = time.process_time()
+    if message is None:
+        assert matcher(compile_gbnf(text).text)
+    else:
+        with pytest.raises(SamplerError, match=message):
+            compile_gbnf(text)
+    assert time.process_time() - begin < 1
+
+
+def test_tokens_by_their_names_take_time_by_their_number():
+    class Vocabulary:
+        n_vocab, ends = 9, frozenset([1])
+
+        def token(self, text):
+            return 3
+
+    begin = time.process_time()
+    found = parsed("root ::= " + f"<{'a' * 40}>" * 50_000, Vocabulary())
+    assert len(found["root"].parts) == 50_000
+    assert time.process_time() - begin < 1
+
+
+def test_thousands_of_words_are_one_terminal():
+    """As one terminal for each they took over 8 s, and servers refuse what takes over 5."""
+    text = compile_gbnf("root ::= " + " | ".join(f'"word{i}"' for i in range(3000))).text
+    assert text.count("\n") == 2
+    found = matcher(text)
+    assert fits(found, "word2999")
+    assert not fits(found, "word3000")
 
 
 # A wrong grammar; the place, what is found there, what is expected, and words of the remedy.

@@ -4,7 +4,9 @@ Escapes are \xNN, \uNNNN, \UNNNNNNNN, \t, \r, \n, \\, \", \[, \], \-. Among rule
 the last one counts. Other than there, a line may begin with the | of the rule before it.
 """
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from tamis.grammar.characters import LAST, Characters, joined, one, others
@@ -13,9 +15,14 @@ from tamis.grammar.trees import Chars, Either, Node, Row, Times
 
 MOST_LEVELS = 100
 MOST_TIMES = 2000  # a higher limit means no limit, as in llama.cpp
+MOST_SYMBOLS = 100_000  # characters of texts, sets and other symbols; more take over 5 s
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MARKS = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_NAME = re.compile(r"[A-Za-z0-9_-]++")
+_UNESCAPED = re.compile(r'[^"\\]++')
+_DIGITS = re.compile(r"[0-9]++")
+_SPACE = re.compile(r"(?:[ \t]++|#[^\r\n]*+)*+")
+_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+")
 _ESCAPES = r"\xNN \uNNNN \UNNNNNNNN \t \r \n \\ \" \[ \] \-"
 # Remedies of errors.
 _IN_ONE_RULE = "a rule goes on in the next line only after or before |, or within ( )"
@@ -62,9 +69,15 @@ def parsed(text: str, vocabulary: Vocabulary | None) -> dict[str, Node]:
     return _Parser(text, vocabulary).rules()
 
 
+@lru_cache(maxsize=4096)
+def _single(character: str) -> Node:
+    return Chars(one(character))
+
+
 class _Parser:
     def __init__(self, text: str, vocabulary: Vocabulary | None) -> None:
         self.text, self.at, self.level, self._vocabulary = text, 0, 0, vocabulary
+        self._n_symbol = 0
         self._uses: dict[str, int] = {}  # where each rule is first referred to
 
     def rules(self) -> dict[str, Node]:
@@ -118,30 +131,33 @@ class _Parser:
         return False
 
     def space(self, *, lines: bool) -> None:
-        while (c := self.peek()) and (c in " \t#" or (lines and c in "\r\n")):
-            if c == "#":
-                while self.peek() and self.peek() not in "\r\n":
-                    self.at += 1
-            else:
-                self.at += 1
+        self.skip(_SPACE_AND_LINES if lines else _SPACE)
 
-    def name(self) -> str:
-        start = self.at
-        while self.peek() and self.peek() in _NAME:
-            self.at += 1
-        if start == self.at:
-            remedy = f"it has letters, digits, - and _; {_IN_ONE_RULE}"
-            raise self.wrong("the name of a rule", remedy)
+    def skip(self, what: re.Pattern[str]) -> str:
+        """Advance over what matches here, which may be nothing."""
+        start, found = self.at, what.match(self.text, self.at)
+        self.at = start if found is None else found.end()
         return self.text[start : self.at]
 
+    def count(self, n: int = 1) -> None:
+        """Count n more symbols. Raises GrammarError where there are too many."""
+        self._n_symbol += n
+        if self._n_symbol > MOST_SYMBOLS:
+            remedy = "make it smaller, or write a set for alternatives of one character"
+            raise self.wrong(f"at most {MOST_SYMBOLS} characters and symbols in all", remedy)
+
+    def name(self) -> str:
+        if not (found := self.skip(_NAME)):
+            remedy = f"it has letters, digits, - and _; {_IN_ONE_RULE}"
+            raise self.wrong("the name of a rule", remedy)
+        return found
+
     def number(self, remedy: str) -> int:
-        start = self.at
-        while self.peek() and self.peek() in "0123456789":
-            self.at += 1
-        if start == self.at or self.at - start > 18:
+        start, found = self.at, self.skip(_DIGITS)
+        if not 1 <= len(found) <= 18:
             self.at = start
             raise self.wrong("a number of at most 18 digits", remedy)
-        return int(self.text[start : self.at])
+        return int(found)
 
     def either(self, *, nested: bool) -> Node:
         parts = [self.row(nested=nested)]
@@ -175,6 +191,7 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Row(tuple(parts))
 
     def part(self, c: str) -> Node | None:
+        self.count()
         if c == '"':
             return self.literal()
         if c == "[":
@@ -186,7 +203,7 @@ class _Parser:
             return _EVERY
         if c == "(":
             return self.group()
-        if c in _NAME:
+        if _NAME.match(c):
             at = self.at
             name = self.name()
             self._uses.setdefault(name, at)
@@ -230,33 +247,39 @@ class _Parser:
         return least, None if most is None or most > MOST_TIMES else most
 
     def literal(self) -> Node:
-        end = f"a quotation mark that ends the text begun at {self.place(self.at)}"
+        begin, found = self.at, list[Node]()
         self.at += 1
-        found: list[Node] = []
         while not self.take('"'):
-            found.append(Chars(one(self.character(end, _IN_LITERAL))))
+            if run := self.skip(_UNESCAPED):
+                self.count(len(run))
+                found += map(_single, run)
+            else:
+                self.count()
+                found.append(_single(self.character(begin, "a quotation mark", _IN_LITERAL)))
         return found[0] if len(found) == 1 else Row(tuple(found))
 
     def set(self) -> Node:
-        end = f"a bracket that ends the set begun at {self.place(self.at)}"
+        begin = self.at
         self.at += 1
         negated, ranges = self.take("^"), list[tuple[int, int]]()
         while not self.take("]"):
-            low = high = ord(self.character(end, _IN_SET))
+            self.count()
+            low = high = ord(self.character(begin, "a bracket", _IN_SET))
             if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] != "]":
                 self.at += 1
-                high = ord(self.character(end, _IN_SET))
+                high = ord(self.character(begin, "a bracket", _IN_SET))
             ranges.append((low, high))
         if not ranges:
             return Row(())
         found = joined(pair for pair in ranges if pair[0] <= pair[1])
         return Chars(others(found) if negated else found)
 
-    def character(self, end: str, remedy: str) -> str:
-        """The next character of a text or a set; end and remedy: of the error if none is left."""
+    def character(self, begin: int, end: str, remedy: str) -> str:
+        """The next character of a text or a set that begins there; end, remedy: if none is left."""
         c = self.peek()
         if not c:
-            raise self.wrong(end, remedy)
+            what = "text" if self.text[begin] == '"' else "set"
+            raise self.wrong(f"{end} that ends the {what} begun at {self.place(begin)}", remedy)
         if c != "\\":
             self.at += 1
             return c
@@ -287,12 +310,12 @@ class _Parser:
             if not self.take("]>"):
                 raise self.wrong("]> after the number of a token", "write <[id]>")
             return Token(token_id, wanted)
-        name, end, _ = self.text[self.at :].partition(">")
-        if not end:
+        end = self.text.find(">", self.at)
+        if end < 0:
             self.at = len(self.text)
             raise self.wrong(f"> after the token begun at {self.place(start)}", "write <text>")
-        found = self._token_of_text(f"<{name}>", start)
-        self.at += len(name) + 1
+        found = self._token_of_text(f"<{self.text[self.at : end]}>", start)
+        self.at = end + 1
         return Token(found, wanted)
 
     def _token_of_number(self) -> int:

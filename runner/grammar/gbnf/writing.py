@@ -6,8 +6,10 @@ also continue it, or it together with another terminal. Elsewhere each character
 its own.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tamis.grammar.characters import Characters, joined, overlap, plain
 from tamis.grammar.errors import GrammarError
@@ -15,9 +17,21 @@ from tamis.grammar.gbnf.parsing import Reference, Token
 from tamis.grammar.probe import is_empty, trouble
 from tamis.grammar.rules import CompiledGrammar, Rule, finished, levels, reachable, written
 from tamis.grammar.rules import Times as Repeated
-from tamis.grammar.trees import Chars, Either, Node, Row, Times, nullable, regex
+from tamis.grammar.trees import (
+    MOST_FORCED,
+    Chars,
+    Either,
+    Node,
+    Row,
+    Times,
+    TooLong,
+    nullable,
+    regex,
+    shortest,
+)
 
-_MOST_NODES, _MOST_LEVELS = 20_000, 100  # of a terminal
+_MOST_NODES, _MOST_LEVELS = 100_000, 100  # of a terminal
+_MOST_DEPTH = 1500  # of rules that lead to each other; at 1,600 llguidance's compiler crashes
 _MOST_PROBES = 300
 _MOST_LEAVES = 60  # leaves that are compared with each other
 _NO_CHARACTERS = Characters()
@@ -33,11 +47,13 @@ class Leaf:
 def grammar(rules: dict[str, Node], token: Callable[[Token], str]) -> CompiledGrammar:
     """The grammar of these rules; token: the symbol of a token.
 
-    Raises GrammarError if no finite text matches it. A grammar without recursion becomes one
-    terminal.
+    Raises GrammarError if no finite text matches it, or if it would take long. A grammar without
+    recursion becomes one terminal.
     """
     writer = _Writer(rules, token)
-    root = writer.flat["root"]
+    _check_forced(rules, writer.flat)
+    flat = writer.flat["root"]
+    root = None if flat is None else flat.tree
     if root is not None and not trouble(_terminal(root)):
         if is_empty(_terminal(root)) and not nullable(root):
             raise _endless()
@@ -60,6 +76,12 @@ class _Writer:
 
     def grammar(self) -> CompiledGrammar:
         start = self._built()
+        n_level = levels(start, set(reachable(start)))
+        if n_level > _MOST_DEPTH:
+            raise GrammarError(
+                f"grammar: {n_level} rules lead from one to the next, expected at most "
+                f"{_MOST_DEPTH}: write repetitions as {{m,n}}, * or +"
+            )
         while (found := self._conflict(start)) is not None:
             self.exploded |= found
             start = self._built()
@@ -93,7 +115,8 @@ class _Writer:
 
     def _regular(self, node: Node) -> Node | None:
         """A part with its rules expanded, None if that is impossible."""
-        return _written_out(node, self.flat)
+        found = _written_out(node, self.flat)
+        return None if found is None else found.tree
 
     def _fill(self, rule: Rule, node: Node) -> None:
         for part in node.parts if isinstance(node, Either) else (node,):
@@ -131,7 +154,7 @@ class _Writer:
         if not run:
             return []
         tree = run[0] if len(run) == 1 else Row(tuple(run))
-        if tree not in self.exploded and not isinstance(tree, Chars) and trouble(_terminal(tree)):
+        if tree not in self.exploded and not _is_text(tree) and trouble(_terminal(tree)):
             self.exploded.add(tree)
         if tree in self.exploded:
             return self._characters(tree)
@@ -295,9 +318,17 @@ def _all(node: Node) -> Characters:
 # --- rules without recursion ----------------------------------------------------------------------
 
 
-def _without_recursion(rules: dict[str, Node]) -> dict[str, Node | None]:
+class _Flat(NamedTuple):
+    """A tree without references, its number of nodes, and of its levels."""
+
+    tree: Node
+    n_node: int
+    n_level: int
+
+
+def _without_recursion(rules: dict[str, Node]) -> dict[str, _Flat | None]:
     """The trees of rules with other rules expanded, None for recursive, large or deep ones."""
-    found: dict[str, Node | None] = {}
+    found: dict[str, _Flat | None] = {}
     entered: set[str] = set()
     for start in rules:
         left = [(start, False)]
@@ -323,37 +354,61 @@ def _references(node: Node) -> list[str]:
     return []
 
 
-def _written_out(node: Node, known: dict[str, Node | None]) -> Node | None:
-    found = _replaced(node, known)
-    if found is None:
-        return None
-    n_node, n_level = _size(found)
-    return None if n_node > _MOST_NODES or n_level > _MOST_LEVELS else found
-
-
-def _replaced(node: Node, known: dict[str, Node | None]) -> Node | None:
+def _written_out(node: Node, known: dict[str, _Flat | None]) -> _Flat | None:
     match node:
         case Chars():
-            return node
+            return _Flat(node, 1, 1)
         case Reference(name):
             return known.get(name)
         case Times(what, least, most):
-            inner = _replaced(what, known)
-            return None if inner is None else Times(inner, least, most)
+            inner = _written_out(what, known)
+            if inner is None:
+                return None
+            tree = Times(inner.tree, least, most)
+            return _within(_Flat(tree, 1 + inner.n_node, 1 + inner.n_level))
         case Row(parts) | Either(parts):
-            each = [_replaced(part, known) for part in parts]
-            kept = tuple(part for part in each if part is not None)
-            return type(node)(kept) if len(kept) == len(each) else None
+            kept = list[_Flat]()
+            for part in parts:
+                if (found := _written_out(part, known)) is None:
+                    return None
+                kept.append(found)
+            n_level = 1 + max((each.n_level for each in kept), default=0)
+            both = type(node)(tuple(each.tree for each in kept))
+            return _within(_Flat(both, 1 + sum(each.n_node for each in kept), n_level))
     return None
 
 
-def _size(node: Node) -> tuple[int, int]:
-    """The number of a tree's nodes, and of its levels."""
-    match node:
-        case Row(parts) | Either(parts):
-            below = [_size(part) for part in parts]
-            return 1 + sum(n for n, _ in below), 1 + max((n for _, n in below), default=0)
-        case Times(what, _, _):
-            n_node, n_level = _size(what)
-            return 1 + n_node, 1 + n_level
-    return 1, 1
+def _check_forced(rules: dict[str, Node], order: Iterable[str]) -> None:
+    """Raise GrammarError if a part of a rule has too many characters at least.
+
+    order: the names of the rules, those that a rule refers to before it where that is possible.
+    """
+    known: dict[str, float] = dict.fromkeys(order, math.inf)
+
+    def least(part: Node) -> float:
+        return known[part.name] if isinstance(part, Reference) else 1
+
+    changed = True
+    while changed:
+        changed = False
+        for name, before in known.items():
+            known[name] = shortest(rules[name], least, check=False)
+            changed = changed or known[name] < before
+    for name, node in rules.items():
+        try:
+            shortest(node, least)
+        except TooLong:
+            raise GrammarError(
+                f"grammar: a part of its rule {name} has over {MOST_FORCED} characters at least, "
+                "expected fewer: lower the numbers of its repetitions"
+            ) from None
+
+
+def _within(flat: _Flat) -> _Flat | None:
+    return None if flat.n_node > _MOST_NODES or flat.n_level > _MOST_LEVELS else flat
+
+
+def _is_text(tree: Node) -> bool:
+    """Whether a tree is characters in sequence, which llguidance follows always."""
+    parts = tree.parts if isinstance(tree, Row) else (tree,)
+    return all(isinstance(part, Chars) for part in parts)

@@ -9,7 +9,17 @@ from functools import lru_cache
 
 from tamis.grammar.characters import LAST, Characters, literal, quoted
 from tamis.grammar.schema.patterns import Edge, Look, Unsupported, parsed
-from tamis.grammar.trees import Either, Node, Row, Times, nullable, regex
+from tamis.grammar.trees import (
+    MOST_FORCED,
+    Either,
+    Node,
+    Row,
+    Times,
+    TooLong,
+    nullable,
+    regex,
+    shortest,
+)
 
 CHARACTER = quoted(Characters(((0, LAST),)))
 ANY = f"/(?:{CHARACTER})*/"
@@ -95,6 +105,10 @@ def _and(look: Look, rest: str) -> str:
 
 
 def _plain(node: Node) -> str:
+    try:
+        shortest(node)
+    except TooLong:
+        raise Unsupported(f"over {MOST_FORCED} characters at least") from None
     found = regex(node, quoted)
     return f"/{found}/" if found else '""'
 
