@@ -82,6 +82,19 @@ def test_a_copy_resumes_from_a_prefix_and_the_other_stays(engine, truth, n):
     np.testing.assert_allclose(logits(one, IDS[50:]), truth[50:], **CLOSE)
 
 
+def test_what_is_computed_again_is_not_written_to_what_others_hold(engine, tmp_path):
+    """A copy shares pages. Its tokens since a snapshot are read in one chunk, which rounds."""
+    one, other = (engine.session(n_ctx=128, n_ubatch=16) for _ in range(2))
+    one.prefill(IDS[:20])
+    for token in IDS[20:50]:
+        one.decode(token)
+    one.save(tmp_path / "before")
+    other.copy(one, 50)
+    other.truncate(49)
+    one.save(tmp_path / "after")
+    assert (tmp_path / "after").read_bytes() == (tmp_path / "before").read_bytes()
+
+
 def test_a_saved_sequence_goes_on_in_another_session(engine, truth, tmp_path):
     session, other = engine.session(n_ctx=128), engine.session(n_ctx=128)
     session.prefill(IDS[:40])

@@ -12,7 +12,7 @@ from tiny_models import like_qwen2, write_tiny_model
 
 from tamis.engine.engine import Engine
 from tamis.select.base import SelectorShape
-from tamis.select.cpe import CPE, beta_th, chosen, g
+from tamis.select.cpe import CPE, beta_th, chosen, dilated, g
 
 
 def test_deep_layers_see_ever_less():
@@ -125,6 +125,13 @@ def test_a_third_of_a_set_is_dilated():
         replay.decode()
         sets.append(replay.rows(0)[0].tolist()[2:-3])
     assert sets == [best, sorted({*best, 9, 11, 13, 15})]
+
+
+def test_the_reference_dilates_a_third_of_a_set():
+    """As above; of 8, also for the best in another order than their positions."""
+    best = np.arange(40, 8, -4)
+    found = dilated(CPE(s=4, k=8, sink=2, local=3, phi=1), best)
+    assert found.tolist() == sorted({*best.tolist(), 39, 41, 35, 37})
 
 
 def test_a_block_ends_where_its_tokens_are_dropped():

@@ -465,6 +465,8 @@ def test_a_response_in_openais_form(read):
     assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", end)
     assert events[-1]["timings"] == TIMES
     at = {"item_id": "msg_010", "output_index": 0, "content_index": 0}
+    (added,) = [event for event in events if event["type"] == "response.content_part.added"]
+    assert {k: added[k] for k in at} == at
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert all({k: event[k] for k in at} == at for event in deltas)
     assert "".join(event["delta"] for event in deltas) == "a\n"

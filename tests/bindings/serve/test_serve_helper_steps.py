@@ -1,5 +1,6 @@
 """The process that prepares requests, step by step. No model."""
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -15,8 +16,18 @@ from tamis.bindings.drop_in.grammar import LlamaGrammar
 from tamis.bindings.drop_in.sampling import Sampling
 from tamis.bindings.serve import tasks
 from tamis.bindings.serve.errors import ApiError
+from tamis.bindings.serve.helpers import Helpers
 from tamis.bindings.serve.http import helper
-from tamis.bindings.serve.wire import HEADER, Broken, Config, Frames, Kind, frame, identity
+from tamis.bindings.serve.wire import (
+    GRAMMAR_SECONDS,
+    HEADER,
+    Broken,
+    Config,
+    Frames,
+    Kind,
+    frame,
+    identity,
+)
 from tamis.sampling.base import SamplerError
 
 
@@ -341,6 +352,25 @@ def test_bytes_that_begin_no_frame_are_refused_at_once(data, fits):
     else:
         with pytest.raises(Broken, match="frame of kind"):
             frames.next()
+
+
+def test_a_grammar_that_is_being_compiled_is_no_result_yet():
+    """The server reads on, and then tells which limit was met."""
+
+    async def asked(*frames):
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        found = Helpers(Config("", [], "", 64, 1, 20, 500, {}), 60, 8)
+        with ours, theirs:
+            theirs.sendall(b"".join(frames))
+            return await found._ask(ours, b"chat\n", b"{}")
+
+    begun = frame(Kind.COMPILING, b"")
+    assert asyncio.run(asked(begun, frame(Kind.RESULT, b"[1]"))).result == b"[1]"
+    stopped = frame(Kind.ENDED, bytes([signal.SIGXCPU]))
+    for frames, seconds in (((stopped,), 20), ((begun, stopped), GRAMMAR_SECONDS)):
+        with pytest.raises(ApiError, match=rf"\b{seconds} s\b"):
+            asyncio.run(asked(*frames))
 
 
 def result(monkeypatch, found, made, name="chat", body=b"{}"):
