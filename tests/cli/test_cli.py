@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 from stand_in_engine import N_VOCAB, FakeEngine, FakeTokenizer
 from tiny_models import TinySpec, write_tiny_model
 
+import tamis.cli
 from tamis.cli import main
-from tamis.cli.commands import bench, perplexity
+from tamis.cli.commands import bench, perplexity, serve
 from tamis.cli.measure import profile
 from tamis.cli.options import common
 from tamis.cli.terminal import note
@@ -774,3 +776,18 @@ def test_a_model_with_a_short_name_is_fetched_for_somebody_at_a_terminal(monkeyp
         with pytest.raises(models.ModelError, match="did you mean"):
             common.model_file("qwen2.5-coder-0.5", common.Progress())
     assert pulled == ["qwen2.5-coder-0.5b"]
+
+
+@pytest.mark.parametrize(("argv", "ended"), [(None, [3]), (["serve"], [])])
+def test_a_server_ends_without_freeing_what_it_holds(monkeypatch, argv, ended):
+    """On a busy machine that took longer than all else between SIGTERM and its end."""
+    codes = []
+    monkeypatch.setattr(serve, "run", lambda arguments: 3)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(sys, "argv", ["tamis", "serve"])
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # set no handlers
+    for name in ("_open_streams", "_let_all_text_pass"):
+        monkeypatch.setattr(tamis.cli, name, lambda: None)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main replaces it
+    assert main(argv) == 3
+    assert codes == ended

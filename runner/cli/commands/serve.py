@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctx is the context length of one request: each of the --parallel slots has that much"
     )
     common.add_model_arguments(parser, shared=True)
+    parser.set_defaults(ends_at_once=True)
     _add_pictures(parser)
     common.add_context_arguments(parser)
     _add_reached(parser)

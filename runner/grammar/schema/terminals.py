@@ -53,6 +53,8 @@ def lengths(low: int, high: int | None) -> str:
 @lru_cache(maxsize=256)
 def matching(pattern: str) -> str:
     """The terminal of strings in which a pattern is found. Raises Unsupported, WrongPattern."""
+    if len(pattern) > _MOST_LENGTH:
+        raise Unsupported("too long")
     found = _whole(parsed(pattern), True, True)
     if found is None:
         return "/[^\\x{0}-\\x{10ffff}]/"

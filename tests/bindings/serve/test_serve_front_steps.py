@@ -356,7 +356,7 @@ def test_how_long_it_sleeps(world):
     assert world.front._timeout() == 60
     world.connect(HEALTH)
     assert world.front._timeout() == 0.1
-    world.front._end = 5.0
+    world.front._end = world.now + 5
     for each in list(world.front._ends):
         world.front._close(each)
     assert world.front._timeout() == 0.1
@@ -380,9 +380,11 @@ def test_a_signal_ends_the_server_after_its_time(world, monkeypatch, number):
     world.now += front.END_SECONDS - 0.01
     world.signals.send(bytes([number]))
     world.front._signalled()  # once more: the time is the first one's
+    assert world.front._timeout() == pytest.approx(0.01)
     world.front._tick()
     assert killed == []
     world.now += 0.02
+    assert world.front._timeout() == 0
     world.front._tick()
     assert killed == [(4711, signal.SIGKILL)]
     monkeypatch.setattr(front.os, "getppid", lambda: 1)
@@ -418,7 +420,7 @@ def test_it_runs_until_the_server_goes(world, monkeypatch):
 
 def test_its_limits():
     assert (front.MOST_HEAD, front.MOST_KEPT, front.MOST_WAITING) == (4096, 256, 512)
-    assert (front.END_SECONDS, front.FIRST_SECONDS, front.IDLE_SECONDS) == (1.8, 1.0, 30)
+    assert (front.END_SECONDS, front.FIRST_SECONDS, front.IDLE_SECONDS) == (1.6, 1.0, 30)
 
 
 # --- which requests are its own -------------------------------------------------------------------
