@@ -125,6 +125,8 @@ def chained_rules(n, row='a{} | "(" root ")"'):
 
 def test_grammars_too_deep_for_the_native_stack_are_errors():
     with pytest.raises(SamplerError, match="signal 11"):
+        gbnf_grammar(chained_rules(1450))
+    with pytest.raises(SamplerError, match=r"3001 rules .* at most 1500"):
         gbnf_grammar(chained_rules(3000))
     deep = {}
     for _ in range(5000):

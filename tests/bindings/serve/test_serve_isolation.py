@@ -95,7 +95,7 @@ def test_a_long_chain_of_references_is_followed(client):
 
 def test_a_grammar_that_overflows_the_native_stack_is_one_clients_error(client):
     pytest.importorskip("llguidance")
-    found = client.post(CHAT, json=ASKED | {"grammar": chained_rules(3000)})
+    found = client.post(CHAT, json=ASKED | {"grammar": chained_rules(1450)})
     assert found.status_code == 400
     assert "signal" in found.json()["error"]["message"]
     assert client.post(CHAT, json=ASKED).status_code == 200
