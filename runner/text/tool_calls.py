@@ -224,15 +224,24 @@ class OutputParser:
         while following is not None:
             self._tape.keep(following)
             found: Found = yield from self._reader.calls(following)
-            text = self._tape.kept()
             if not found:
+                text = self._tape.kept()
                 if self._may_read_again():
                     self._tape.begin_again(text)
                     return
                 self._content(text)
                 return
-            self._give(found)
+            if not self._reader.may_be_torn:
+                self._give(found)
+                found = ()
             following = yield from self._reader.next_opener()
+            is_torn = following is None and (yield from self._reader.is_torn())
+            text = self._tape.kept()
+            if is_torn:
+                self._content(text)
+                return
+            if found:
+                self._give(found)
             self._fresh = "content"
 
     def _may_read_again(self) -> bool:

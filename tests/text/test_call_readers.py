@@ -751,14 +751,12 @@ CODED = ToolFormat(
 
 @pytest.mark.parametrize("step", [1, None])
 def test_a_value_has_the_marks_of_its_own_end_where_the_outer_ones_come_later(step):
-    """Only the call's own first mark tells that outer marks will close it."""
+    """Without outer marks several readings are left, so that the call stays text as a whole."""
     within = "x\n</parameter>\n</function> y"
     call = CODER.format(within)
     text, ((_, name, arguments),) = read(CODED, f"<tool_call>\n{call}\n</tool_call>", step)
     assert (text, name, arguments) == ("", "stop", {"a": within})
-    text, ((_, name, arguments),) = read(CODED, call, step)
-    assert (name, arguments) == ("stop", {"a": "x"})
-    assert text.startswith("y")
+    assert read(CODED, call, step) == (call, [])
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t "])

@@ -236,21 +236,24 @@ def test_what_is_no_call_is_text(text):
     assert parsed(chat(TEMPLATES["hermes"]), text) == {"role": "assistant", "content": text}
 
 
-@pytest.mark.parametrize(
-    ("name", "begun", "rest"),
-    [
-        ("hermes", '<tool_call>\n{"name": "stop", "arguments": {"city": "Par', 'is"}}'),
-        (
-            "qwen coder",
-            "<tool_call>\n<function=stop>\n<parameter=city>\nParis",
-            "\n</parameter>\n</function>\n</tool_call>",
-        ),
-    ],
-)
-def test_a_call_is_announced_when_the_end_of_its_arguments_is_sure(name, begun, rest):
-    p = parser(chat(TEMPLATES[name]))
-    assert p.push(begun) == []
-    assert said(message_of(p.push(rest))) == ("", "", [("stop", {"city": "Paris"})])
+def test_a_call_is_announced_when_the_end_of_its_arguments_is_sure():
+    p = parser(chat(TEMPLATES["hermes"]))
+    assert p.push('<tool_call>\n{"name": "stop", "arguments": {"city": "Par') == []
+    assert said(message_of(p.push('is"}}'))) == ("", "", [("stop", {"city": "Paris"})])
+
+
+@pytest.mark.parametrize("next", ["\n<tool_call>", "", "\n\nDone."])
+def test_a_call_without_escapes_is_announced_when_what_follows_is_known(next):
+    """Its last value may hold the marks that seem to end it: then more of them come."""
+    p = parser(chat(TEMPLATES["qwen coder"]))
+    assert p.push("<tool_call>\n<function=stop>\n<parameter=city>\nParis") == []
+    assert p.push("\n</parameter>\n</function>\n</tool_call>") == []
+    found = [*p.push(next), *(() if next.endswith(">") else p.finish())]
+    assert said(message_of(found)) == (
+        next.strip() if next.endswith(".") else "",
+        "",
+        [("stop", {"city": "Paris"})],
+    )
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -76,7 +76,8 @@ class _Elements:
             if not self._is_mark(at):
                 return None
             key, after = self._tag(at + len(self._mark) + 1)
-            value = self._value(key, after, place, depth) if key else None
+            is_again = key != "item" and any(name == key for name, _ in found)
+            value = None if is_again or not key else self._value(key, after, place, depth)
             if value is None:
                 return None
             found.append((key, value[0]))

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from tamis.text.calls.syntax import WORDS, Reader, refuse, whole
+from tamis.text.calls.syntax import WORDS, Reader, once, refuse, whole
 from tamis.text.calls.values import Place
 
 _KEY = re.compile(r"[^:{}\[\],<>\"]+")
@@ -88,7 +88,7 @@ class _GemmaReader(Reader):
         self.skip()
         inner = self.deeper(depth)
         if self.took("{"):
-            return dict(self.items("}", lambda: self._member(inner, place)))
+            return once(self.items("}", lambda: self._member(inner, place)))
         if self.took("["):
             item = place.item()
             return self.items("]", lambda: self.value(inner, item))

@@ -5,18 +5,18 @@ certain; None if it cannot be read: what was taken is then text.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from tamis.text.calls.elements import attributes, element_arguments
+from tamis.text.calls.enclosed import EnclosedValues, hidden, is_key
 from tamis.text.calls.format import GEMMA_QUOTE, Argument, ToolFormat
 from tamis.text.calls.gemma import gemma_arguments
 from tamis.text.calls.json_stream import ObjectReader, Path
-from tamis.text.calls.syntax import json_calls, python_calls
+from tamis.text.calls.syntax import json_calls, python_calls, unescaped
 from tamis.text.calls.tape import MAX_NAME, Steps, Tape
 from tamis.text.calls.values import Tools, object_text
 
-_T = TypeVar("_T")
 _MAX_ENDS = 16  # marks of possible ends that must all be read to decide whether they end a call
 _NAMES = (("name",), ("function", "name"))
 _ARGUMENTS = tuple((*p, n) for p in ((), ("function",)) for n in ("arguments", "parameters"))
@@ -36,6 +36,8 @@ CODER = ToolFormat(
     middle=(">",),
     argument=Argument("<parameter=", (">",), "</parameter>", margin="\n", end_margin="\n"),
 )
+# Styles whose texts are written without escapes: marks in them are as those around them.
+_AS_THEY_ARE = frozenset(("tagged", "xtml", "elements", "gemma", "python"))
 _ANNOUNCED = frozenset(("name", "arguments", "parameters", "type", "id", "function", "index"))
 
 
@@ -48,6 +50,7 @@ class Call(NamedTuple):
 
 
 Found = Sequence[Call] | None
+_Parse = Callable[[str], Found]
 
 
 def trimmed(name: str, words: Sequence[str] = ()) -> str:
@@ -68,18 +71,17 @@ class CallReader:
     """
 
     def __init__(self, tape: Tape, format: ToolFormat, tools: Tools, is_cut: Callable[[], bool]):
-        self.lenient = self.forced = False
+        self.lenient = self.forced = self._is_ambiguous = False
         self._tape, self._format, self._tools, self._is_cut = tape, format, tools, is_cut
         self._marks = [m for i, m in enumerate(format.openers) if i == 0 or not _is_word(m)]
         self._words = [m for m in format.openers if m not in self._marks]
         self._is_wrapped = self._in_list = False
-        # whether the mark that closes the call was taken with its last argument
-        self._is_closed = False
+        self._read = format  # that of the last call
 
     @property
     def may_be_lenient(self) -> bool:
         """Whether arguments stand between marks, which models leave out."""
-        return self._format.style in ("tagged", "xtml", "gemma")
+        return self._format.style in ("tagged", "xtml", "gemma") and not self._is_ambiguous
 
     def calls(self, mark: str) -> Steps[Found]:
         """Read what follows ``mark``, the call's first one, which was taken; "" if it has none."""
@@ -87,7 +89,7 @@ class CallReader:
             self._is_wrapped = self._in_list = False
         mark = yield from self._open(mark)
         c = yield from self._tape.peek()
-        style = self._format.style
+        self._read, style = self._format, self._format.style
         # Models also use other models' notations after the same mark.
         if c == "{" and style in ("json", "tag", "tagged"):
             return (yield from self._json())
@@ -98,6 +100,7 @@ class CallReader:
         if style == "json" and mark == "<tool_call>":
             if not (yield from self._tape.mark(["<function="])):
                 return None
+            self._read = CODER
             return (yield from self._as(CODER)._tagged())
         readers = {"tag": self._tag, "tagged": self._tagged}
         readers |= {"python": self._python, "gemma": self._gemma}
@@ -146,6 +149,30 @@ class CallReader:
                     return (yield from self._tape.mark([","]))
                 return "" if c == "{" and self._format.style == "json" else None
             is_closed = True
+
+    @property
+    def may_be_torn(self) -> bool:
+        """Whether a mark in a value may have ended the last call: its texts have no escapes."""
+        return self._read.style in _AS_THEY_ARE
+
+    def is_torn(self) -> Steps[bool]:
+        """Whether the end of an argument or a call follows before the next call begins.
+
+        Then the last call ended too early. What is read for this stays on the tape.
+        """
+        tape, format = self._tape, self._read
+        if not self.may_be_torn or not (yield from tape.peek()):
+            return False
+        closing, ends = format.argument.closing, format.closers[:1]
+        marks = [closing] if closing else ends
+        place = tape.place
+        while (mark := (yield from tape.upto((*format.triggers, *marks), _dropped))) in marks:
+            yield from tape.space()
+            if not closing or (yield from tape.ahead((format.argument.before, *ends))):
+                return True
+        if mark or tape.place > place:
+            tape.back(place)
+        return False
 
     # JSON
 
@@ -279,99 +306,73 @@ class CallReader:
         if (yield from tape.peek()) == "{":
             call = self._call(name, (yield from self.object()))
             return call and [call]
-        members: list[str] = []
-        self._is_closed = False
-        while not self._is_closed:
+        members: dict[str, str] = {}
+        values = self._values(name, members)
+        while not values.is_closed:
             yield from tape.space()
             if not (yield from tape.mark([format.argument.before])):
                 break
-            member = yield from self._member(name)
-            if member is None:
+            if not (yield from self._member(name, members, values)):
                 return None
-            members.append(member)
-        return (yield from self._ended(name, members))
+        return (yield from self._ended(name, members, is_closed=values.is_closed))
 
-    def _ended(self, name: str, members: Sequence[str]) -> Steps[Found]:
+    def _values(self, name: str, members: Mapping[str, str]) -> EnclosedValues:
+        """A reader of the arguments of tool ``name``, of which ``members`` are known."""
+        place = self._tools.arguments(name)
+        outer = self._format.closers[1:] if self._is_wrapped else ()
+        return EnclosedValues(
+            self._tape,
+            self._format,
+            self._marks,
+            outer,
+            lambda key: key not in members and place.takes(key),
+        )
+
+    def _text_of(self, values: EnclosedValues, kind: str = "") -> Steps[str | None]:
+        text = yield from values.read(kind, lenient=self.lenient, is_cut=self._is_cut)
+        self._is_ambiguous |= values.is_ambiguous
+        return text
+
+    def _ended(self, name: str, members: Mapping[str, str], *, is_closed: bool) -> Steps[Found]:
         """The call of ``name`` with the arguments that were read, if it ends here."""
-        is_closed = self._is_closed or (yield from self._tape.ahead(self._format.closers))
+        is_closed = is_closed or bool((yield from self._tape.ahead(self._format.closers)))
         # Without a closing mark a call ends with the answer.
         if not is_closed and ((yield from self._tape.peek()) or not members or self._is_cut()):
             return None
-        return [Call(name, "{" + ", ".join(members) + "}")]
+        written = (f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in members.items())
+        return [Call(name, "{" + ", ".join(written) + "}")]
 
-    def _member(self, name: str) -> Steps[str | None]:
-        """Read an argument after the mark before its key: ``"key": value``."""
+    def _member(self, name: str, members: dict[str, str], values: EnclosedValues) -> Steps[bool]:
+        """Read an argument after the mark before its key into ``members``; False if it is none."""
         tape, argument = self._tape, self._format.argument
         pieces: list[str] = []
         found = yield from tape.upto(argument.front[:1], pieces.append, MAX_NAME + 1)
         key = "".join(pieces).strip()
-        if not found or not key or len(key) > MAX_NAME or any(c in key for c in '<>"\n'):
-            return None
+        if not found or not is_key(key):
+            return False
         for mark in argument.front[1:]:
             yield from tape.space()
             yield from tape.mark([mark])  # models omit it
         pieces = []
         kind_ends = [argument.kind_end] if argument.kind_end else []
         if kind_ends and not (yield from tape.upto(kind_ends, pieces.append, MAX_NAME)):
-            return None
-        text = yield from self._value(argument)
+            return False
+        members[key] = ""
+        kinds = self._tools.arguments(name).member(key).kinds
+        kind = "object" if kinds and kinds <= {"object", "array"} else ""
+        text = yield from self._text_of(values, kind)
         if text is None:
-            return None
-        return self._typed(name, key, text, "".join(pieces))
+            return False
+        members[key] = self._typed(name, key, text, "".join(pieces))
+        return True
 
     def _typed(self, name: str, key: str, text: str, kind: str) -> str:
-        """The member ``"key": value``; ``kind``: the kind of value that the model names, or ""."""
+        """The value as JSON; ``kind``: the kind of value that the model names, or ""."""
         if kind in ("true", "string"):
-            value = json.dumps(text, ensure_ascii=False)
-        elif kind:
-            value = self._tools.typed("", "", text)
-        else:
-            value = self._tools.typed(name, key, text, python=self._format.python_words)
-        return f"{json.dumps(key, ensure_ascii=False)}: {value}"
-
-    def _value(self, argument: Argument, kind: str = "") -> Steps[str | None]:
-        """Read a value up to the mark that ends it: one after which its call can continue.
-
-        If ``kind`` is an object or an array, the value must be complete there.
-        """
-        tape, closing, margin = self._tape, argument.closing, argument.end_margin
-        yield from tape.mark([argument.margin])
-        if argument.has_cdata and (yield from tape.mark(["<![CDATA["])):
-            closing, margin = "]]>" + closing, ""
-        pieces: list[str] = []
-        after = [argument.before, *self._format.closers[:1]]
-        marks = [closing, *(after if self.lenient else ())]
-        n_left = _MAX_ENDS if kind in ("object", "array") else 0
-        while True:
-            mark = yield from tape.upto(marks, pieces.append)
-            if not mark:
-                return None
-            if mark != closing:
-                tape.put_back(mark)
-                break
-            passed = [mark, (yield from tape.space())]
-            found = yield from tape.ahead(after)
-            if found and n_left:
-                n_left -= 1
-                found = found if _is_json("".join(pieces)) else ""
-            if self.lenient or (found and (yield from self._ends(found, passed))):
-                break
-            pieces += passed
-        return "".join(pieces).removesuffix(margin)
-
-    def _ends(self, mark: str, passed: list[str]) -> Steps[bool]:
-        """Whether ``mark``, which comes next, continues the call, or ends it."""
-        tape, outer = self._tape, self._format.closers[1:]
-        if mark == self._format.argument.before or not outer or not self._is_wrapped:
-            return True
-        passed.append((yield from tape.mark([mark])))
-        space = yield from tape.space()
-        found = yield from tape.ahead((*outer, *self._marks))
-        if not found and (yield from tape.peek()):
-            passed.append(space)
-            return False
-        self._is_closed = True
-        return True
+            return json.dumps(text, ensure_ascii=False)
+        if kind:
+            return self._tools.typed("", "", text)
+        return self._tools.typed(name, key, text, python=self._format.python_words)
 
     # Markup
 
@@ -379,23 +380,24 @@ class CallReader:
         """Read tags with attributes: the call's has its name, an argument's its key and type."""
         tape, argument = self._tape, self._format.argument
         name = trimmed((yield from self._attributes()).get("tool", ""))
-        members: list[str] = []
-        self._is_closed = False
-        while name and not self._is_closed:
+        members: dict[str, str] = {}
+        values = self._values(name, members)
+        while name and not values.is_closed:
             yield from tape.space()
             mark = yield from tape.mark([argument.before, *self._format.middle])
             if not mark:
-                return (yield from self._ended(name, members))
+                return (yield from self._ended(name, members, is_closed=False))
             given = yield from self._attributes()
             if mark != argument.before:
                 call = self._call(name, (yield from self.object()))
                 return call and [call]
             key, kind = given.get("key", ""), given.get("type", "")
-            text = yield from self._value(argument, kind)
+            members[key] = ""
+            text = yield from self._text_of(values, kind)
             if text is None or not 0 < len(key) <= MAX_NAME:
                 return None
-            members.append(self._typed(name, key, text, kind))
-        return (yield from self._ended(name, members)) if name else None
+            members[key] = self._typed(name, key, text, kind)
+        return (yield from self._ended(name, members, is_closed=True)) if name else None
 
     def _attributes(self) -> Steps[dict[str, str]]:
         """Take the attributes of a tag, and its end."""
@@ -406,33 +408,27 @@ class CallReader:
 
     def _elements(self) -> Steps[Found]:
         """Read a name, then arguments as elements, which may be nested."""
-        tape, format, pieces = self._tape, self._format, list[str]()
+        tape, format = self._tape, self._format
         name = trimmed((yield from tape.name()), self._words)
         yield from tape.mark(format.middle)
-        place, n_tried = self._tools.arguments(name), 0
-        while name and n_tried < _MAX_ENDS:
-            mark = yield from tape.upto(format.closers[:1], pieces.append)
-            text = "".join(pieces).strip()
-            pieces = ["".join(pieces), mark]
-            if not mark and (self._is_cut() or not text):
-                return None
-            if text[-1:] in ("", ">"):
-                n_tried += 1
-                found = element_arguments(text, format.argument.before, place)
-                if found is not None:
-                    return [Call(name, found)]
-            if not mark:
-                return None
-        return None
+        place = self._tools.arguments(name)
+
+        def parse(text: str) -> Found:
+            found = element_arguments(text.strip(), format.argument.before, place)
+            return None if found is None else [Call(name, found)]
+
+        return (yield from self._literal(format.closers[:1], "", parse)) if name else None
 
     # Syntax of other languages
 
     def _python(self) -> Steps[Found]:
         """Read a list of calls in Python's syntax, or in JSON, which LFM2 writes if asked."""
-        calls = yield from self._literal(")]}", lambda text: python_calls(text) or json_calls(text))
-        if not calls:
-            return None
-        return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
+
+        def parse(text: str) -> Found:
+            calls = python_calls(text) or json_calls(text) or ()
+            return [Call(n, json.dumps(a, ensure_ascii=False)) for n, a in calls] or None
+
+        return (yield from self._literal(self._literal_marks, ")]}", parse))
 
     def _gemma(self) -> Steps[Found]:
         """Read a name and an object whose keys have no quotes and whose texts are between marks."""
@@ -440,32 +436,62 @@ class CallReader:
         if not name or (yield from self._tape.peek()) != "{":
             return None
         place, lenient = self._tools.arguments(name), self.lenient
-        arguments = yield from self._literal(
-            "}", lambda text: gemma_arguments(text, GEMMA_QUOTE, place, lenient=lenient)
-        )
-        if arguments is None:
-            return None
-        return [Call(name, json.dumps(arguments, ensure_ascii=False))]
 
-    def _literal(self, ends: str, parse: Callable[[str], _T | None]) -> Steps[_T | None]:
-        """The result of ``parse`` for the text up to the mark that ends it.
+        def parse(text: str) -> Found:
+            found = gemma_arguments(text, GEMMA_QUOTE, place, lenient=lenient)
+            return None if found is None else [Call(name, json.dumps(found, ensure_ascii=False))]
 
-        A mark within a text does not count: everything before it must be complete.
+        return (yield from self._literal(self._literal_marks, "}", parse))
+
+    @property
+    def _literal_marks(self) -> list[str]:
+        return [*self._format.closers, *self._format.triggers]
+
+    def _literal(self, marks: Sequence[str], ends: str, parse: _Parse) -> Steps[Found]:
+        """The result of ``parse`` for the text up to the one of ``marks`` that ends it.
+
+        A mark within a text does not count: everything before it must be complete. Calls within
+        texts are left alone, if their marks can be paired. ``ends`` are characters before an end.
         """
-        tape, pieces = self._tape, list[str]()
-        marks = [*self._format.closers, *self._format.triggers]
-        for _ in range(_MAX_ENDS):
-            mark = yield from tape.upto(marks, pieces.append)
-            text = "".join(pieces).rstrip()
-            found = parse(text) if text[-1:] and text[-1] in ends else None
-            if found is not None:
-                if mark:
+        tape, start = self._tape, self._tape.place
+        found, is_last = yield from self._literal_end(marks, ends, self._paired(parse), pairs=True)
+        if found is None and is_last:
+            tape.back(start)
+            found, _ = yield from self._literal_end(marks, ends, parse, pairs=False)
+            self._is_ambiguous |= found is None
+        return found
+
+    def _paired(self, parse: _Parse) -> _Parse:
+        def without_calls(text: str) -> Found:
+            unescape = [unescaped] if self._format.style == "python" else []
+            text, shown = hidden(text, self._format.triggers, self._format.closers, *unescape)
+            return [c._replace(arguments=shown(c.arguments)) for c in parse(text) or ()] or None
+
+        return without_calls
+
+    def _literal_end(
+        self, marks: Sequence[str], ends: str, parse: _Parse, *, pairs: bool
+    ) -> Steps[tuple[Found, bool]]:
+        """What `_literal` reads, and whether it met a call within: with ``pairs`` it skips it."""
+        tape, start, opener = self._tape, self._tape.place, self._format.triggers[-1:]
+        depth = n_tried = n_within = 0
+        while n_tried < _MAX_ENDS:
+            mark = yield from tape.upto((*marks, *opener) if pairs else marks, _dropped)
+            if pairs and mark in opener:
+                depth, n_within = depth + 1, n_within + 1
+            elif depth and mark == self._format.closers[0]:
+                depth -= 1
+            elif not depth or not mark:
+                text = tape.between(start, tape.place - bool(mark)).rstrip()
+                if not mark and not ends and (self._is_cut() or not text):
+                    break
+                n_tried += 1
+                found = parse(text) if not ends or (text[-1:] and text[-1] in ends) else None
+                if found is not None and mark:
                     tape.put_back(mark)
-                return found
-            if not mark:
-                return None
-            pieces = ["".join(pieces), mark]
-        return None
+                if found is not None or not mark:
+                    return found, n_within > 0
+        return None, n_within > 0
 
     def _boxed(self) -> Steps[Found]:
         """Read fenced JSON, or a list of it, within the marks of a call: it must fit known tools.
@@ -579,17 +605,13 @@ class CallReader:
         return [Call(name, json.dumps(a, ensure_ascii=False)) for name, a in calls]
 
 
+def _dropped(_text: str) -> None:
+    """The tape keeps what is taken."""
+
+
 def _is_word(mark: str) -> bool:
     """Whether a part of a format is a word rather than a mark: it may also begin a name."""
     return mark.rstrip(".").isalnum()
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _text(value: str) -> str | None:

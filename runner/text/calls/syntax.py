@@ -69,6 +69,16 @@ def python_value(text: str) -> Any:
     return whole(reader, lambda: reader.value(0))
 
 
+def unescaped(text: str) -> str:
+    """Return ``text`` with Python's escapes read."""
+    reader, pieces = _PythonReader(text), list[str]()
+    while (at := text.find("\\", reader.at)) >= 0:
+        pieces.append(text[reader.at : at])
+        reader.at = at + 1
+        pieces.append(reader.escape())
+    return "".join([*pieces, text[reader.at :]])
+
+
 def whole(reader: "Reader", read: Callable[[], Any]) -> Any:
     """Return the result of ``read`` if it reads the whole text, else None."""
     try:
@@ -77,6 +87,14 @@ def whole(reader: "Reader", read: Callable[[], Any]) -> Any:
     except ValueError:
         return None
     return value if reader.at == len(reader.text) else None
+
+
+def once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object by their keys. Raises ValueError for a key that is twice."""
+    found = dict(members)
+    if len(found) < len(members):
+        raise ValueError("a key is given twice")
+    return found
 
 
 class Reader:
@@ -141,7 +159,7 @@ class _PythonReader(Reader):
         name = self.run(_NAME)
         if not self.took("("):
             raise ValueError("no call")
-        return name, dict(self.items(")", self._argument))
+        return name, once(self.items(")", self._argument))
 
     def _argument(self) -> tuple[str, Any]:
         name = self.run(_ARGUMENT)
@@ -187,7 +205,7 @@ class _PythonReader(Reader):
                     return "".join(pieces)
                 pieces.append(quote)
             elif self.took("\\"):
-                pieces.append(self._escape())
+                pieces.append(self.escape())
             elif self.text[self.at] in "'\"":
                 pieces.append(self.text[self.at])
                 self.at += 1
@@ -221,7 +239,8 @@ class _PythonReader(Reader):
         finally:
             self.at = here
 
-    def _escape(self) -> str:
+    def escape(self) -> str:
+        """Read what follows a backslash."""
         c = self.text[self.at : self.at + 1]
         self.at += 1
         if c in _HEX_DIGITS:

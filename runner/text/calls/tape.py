@@ -14,6 +14,7 @@ Steps = Generator[None, None, _T]
 
 _SPACE = re.compile(r"\s*")  # one class of characters: nothing to go back over
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`|,=;]*")
+_KEY = re.compile(r"[^<>\"\n]*")
 MAX_NAME = 256  # characters in the name of a tool or an argument
 
 
@@ -64,6 +65,25 @@ class Tape:
         text, self._kept = "".join(self._kept or ()), None
         return text
 
+    @property
+    def place(self) -> int:
+        """Where the tape stands in what it keeps, for `back` and `between`."""
+        return len(self._kept or ())
+
+    def back(self, place: int) -> None:
+        """Undo every `take` since ``place``."""
+        assert self._kept is not None
+        text = "".join(self._kept[place:])
+        del self._kept[place:]
+        if text == self._text[max(0, self._at - len(text)) : self._at]:
+            self._at -= len(text)
+        else:
+            self.begin_again(text)
+
+    def between(self, start: int, end: int) -> str:
+        """What was taken between two places, and kept."""
+        return "".join((self._kept or ())[start:end])
+
     def take(self, n: int) -> str:
         """Take ``n`` characters, which must have arrived."""
         taken = self._text[self._at : self._at + n]
@@ -106,6 +126,10 @@ class Tape:
     def name(self) -> Steps[str]:
         """Take the characters of a name, MAX_NAME of them at most."""
         return (yield from self._run(_NAME, MAX_NAME + 1))
+
+    def key(self) -> Steps[str]:
+        """Take the characters of an argument's key: no mark begins within them."""
+        return (yield from self._run(_KEY, MAX_NAME + 1))
 
     def _run(self, pattern: re.Pattern[str], most: int | None) -> Steps[str]:
         taken: list[str] = []

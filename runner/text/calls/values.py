@@ -91,6 +91,20 @@ class Place(NamedTuple):
         named = (place.schema.get("properties") for place in self.branches())
         return frozenset(key for found in named if isinstance(found, Mapping) for key in found)
 
+    def takes(self, key: str) -> bool:
+        """Whether an object has ``key``: one that is named, or any if none is, or others may be."""
+        names_any = False
+        for place in self.branches():
+            properties = place.schema.get("properties")
+            if isinstance(properties, Mapping) and properties:
+                names_any = True
+                if key in properties:
+                    return True
+            rest = place.schema.get("additionalProperties")
+            if rest is True or isinstance(rest, Mapping) or "patternProperties" in place.schema:
+                return True
+        return not names_any
+
     def item(self) -> "Place":
         """The schema of an item of a list; of None if it is not given."""
         items = (place.schema.get("items") for place in self.branches())
@@ -196,6 +210,11 @@ def _read(text: str) -> str | None:
     except (ValueError, RecursionError):
         return _python(text) if text[:1] == "[" else None
     return text
+
+
+def is_value(text: str) -> bool:
+    """Whether ``text`` is JSON, or a Python literal that JSON can express."""
+    return _read(text.strip()) is not None
 
 
 def _python(text: str) -> str | None:
