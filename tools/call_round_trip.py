@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ TOOLS = [
     {"type": "function", "function": {"name": n, "description": "d", "parameters": PARAMETERS}}
     for n in (NAME, "stop")
 ]
+HELD = {"path": "a.txt", "level": 2, "note": "in lines\n"}  # arguments of calls within texts
 QUESTION = {"role": "user", "content": "Qx7 question"}
 
 
@@ -70,6 +71,14 @@ def kinds(format: ToolFormat) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "marks", {"path": " ".join(marks)}
     yield "marks apart", {"note": "\n".join(f"see {mark} here" for mark in marks)}
     yield "marks deep", {"data": {"a": [*marks, {"b": "".join(marks[::-1])}]}}
+
+
+def kinds_of_calls(own: str, others: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield arguments whose texts hold whole calls: ``own`` of the template, and of ``others``."""
+    yield "own call", {"path": own, "note": f"See:\n{own}\nand {own} again."}
+    yield "own call last", {"level": 1, "path": f"{own}\n{own.replace(NAME, 'other')}"}
+    yield "own call deep", {"data": {"a": [own, {"b": f"{own}{own}"}]}, "path": own}
+    yield "others' calls", {"path": "\n".join(others[::2]), "note": "".join(others[1::2])}
 
 
 def _marks(format: ToolFormat) -> Iterator[str]:
@@ -161,20 +170,23 @@ def main() -> None:
     given = parser.parse_args()
     wrong: list[str] = []
     heading: list[str] = []
-    for path in sorted(given.folder.glob("*.jinja")):
-        if given.only not in path.stem:
+    every = {path.stem: ChatTemplate(path.read_text()) for path in given.folder.glob("*.jinja")}
+    held = {name: (answer(every[name], HELD) or "").strip() for name in sorted(every)}
+    for name, template in sorted(every.items()):
+        if given.only not in name:
             continue
-        template = ChatTemplate(path.read_text())
-        format = ChatFormat.of(template).tools
-        row = {kind: verdict(template, a) for kind, a in kinds(format or ToolFormat(""))}
+        format = ChatFormat.of(template).tools or ToolFormat("")
+        others = list(dict.fromkeys(text for text in held.values() if text != held[name]))
+        every_kind = [*kinds(format), *kinds_of_calls(held[name], others)]
+        row = {kind: verdict(template, arguments) for kind, arguments in every_kind}
         if set(row.values()) == {"-"}:
             continue
         if not heading:
             heading = list(row)
             print("| template | " + " | ".join(heading) + " |\n" + "|---" * (len(row) + 1) + "|")
         cells = [v if v in "+=~-" else "WRONG" for v in row.values()]
-        print(f"| {path.stem} | " + " | ".join(cells) + " |", flush=True)
-        wrong += [f"{path.stem}, {kind}: {v}" for kind, v in row.items() if v not in "+=~-"]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+        wrong += [f"{name}, {kind}: {v}" for kind, v in row.items() if v not in "+=~-"]
     print("\n".join(["", *wrong]))
     sys.exit(1 if wrong else 0)
 
