@@ -15,15 +15,17 @@ cannot be read fails with the name of the missing package. The last line is JSON
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
@@ -135,6 +137,13 @@ COUNTS = (
 )
 
 
+class Output(NamedTuple):
+    """What a command wrote."""
+
+    stdout: str
+    stderr: str
+
+
 class Outcome(NamedTuple):
     """The outcome of a test: file and name, passed, failed or left out, and the reason."""
 
@@ -198,9 +207,7 @@ def collected(suite: Path, files: Iterable[str]) -> tuple[dict[str, list[str]], 
     return found, bad
 
 
-def _pytest(
-    suite: Path, arguments: Iterable[str], events: Path
-) -> "subprocess.CompletedProcess[str]":
+def _pytest(suite: Path, arguments: Iterable[str], events: Path) -> Output:
     server = suite / "llama-server"
     if not server.exists():
         server.write_text(
@@ -212,15 +219,32 @@ def _pytest(
     own = {"LLAMA_SERVER_BIN_PATH": str(server), "PORT": port}
     own["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     flags = ["-q", "-m", "not slow", "-p", "tamis.tools.peer_plugin", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", *flags, "-o", "addopts=", *arguments],
-        cwd=suite,
-        env=os.environ | own | {EVENTS: str(events)},
-        capture_output=True,
+    command = [sys.executable, "-P", "-m", "pytest", *flags, "-o", "addopts=", *arguments]
+    return finished(command, suite, os.environ | own | {EVENTS: str(events)}, FILE_SECONDS)
+
+
+def finished(
+    command: list[str], folder: Path, environment: Mapping[str, str], seconds: float
+) -> Output:
+    """Run a command and return what it wrote; then nothing that it started runs any more.
+
+    Raises subprocess.TimeoutExpired after ``seconds``.
+    """
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=FILE_SECONDS,
-        check=False,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:  # a server that a test started holds its pipes and its port
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return Output(out, err)
 
 
 def outcomes(suite: Path, file: str, names: list[str]) -> list[Outcome]:

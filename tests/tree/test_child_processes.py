@@ -36,7 +36,8 @@ KNOWN = {
     "tools/mutate_plugin.py:subprocess.Popen": "-P",
     "tools/page_markdown.py:subprocess.Popen": "/ as working directory",
     "tools/peer_server.py:os.execv": "-P",
-    "tools/peer_suites.py:subprocess.run": "-P, in the suite's folder",
+    "tools/peer_suites.py:subprocess.run": "pip, -P",
+    "tools/peer_suites.py:subprocess.Popen": "-P, in the suite's folder",
     "tools/record_chat.py:pexpect.spawn": "-P",
     "tools/release.py:subprocess.run": "-P, or git",
 }

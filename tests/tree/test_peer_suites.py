@@ -1,6 +1,10 @@
 """What is known of a peer's suite after its run, however that ended."""
 
+import os
 import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +13,7 @@ from tiny_models import TinySpec, write_tiny_model
 from tamis.formats.gguf import GGUFFile
 from tamis.model.heads import load_heads
 from tamis.tools import peer_models, peer_plugin, peer_server, peer_suites
-from tamis.tools.peer_suites import Outcome, collected, outcomes
+from tamis.tools.peer_suites import Outcome, collected, finished, outcomes
 
 TESTS = ["test_passes", "test_fails", "test_skips", "test_fetches", "test_hangs", "test_waits"]
 
@@ -148,3 +152,30 @@ def test_lines_of_the_suite_are_adjusted_where_the_stand_ins_differ(tmp_path):
     (tmp_path / "from/unit/test_a.py").write_text("\n".join(lines))
     peer_suites.adjusted(tmp_path / "from", tmp_path / "to")
     assert (tmp_path / "to/unit/test_a.py").read_text().split("\n") == list(lines.values())
+
+
+def test_nothing_that_a_suite_started_outlives_it(tmp_path):
+    """A server that a test left behind holds the pipes: only its end ends the wait for them."""
+    code = (
+        "import subprocess, sys\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(left.pid, flush=True)\n"
+        "{}\n"
+    )
+    for last in ("", "left.wait()"):
+        with pytest.raises(subprocess.TimeoutExpired) as error:
+            finished([sys.executable, "-c", code.format(last)], tmp_path, os.environ, 1)
+        left = int(error.value.output)
+        for _ in range(100):
+            if not is_running(left):
+                break
+            time.sleep(0.02)
+        assert not is_running(left)
+    done = finished([sys.executable, "-c", "print('a')"], tmp_path, os.environ, 30)
+    assert done == ("a\n", "")
+
+
+def is_running(pid):
+    """Whether a process runs; one that has ended and not been waited for does not."""
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
