@@ -62,7 +62,8 @@ def model_path() -> Callable[[str], Path]:
 # build the package or the site, or kill processes over and over.
 SLOW_FILES = {
     "bindings/serve/test_serve_connections.py", "bindings/serve/test_serve_isolation.py",
-    "bindings/serve/test_serve_openai.py", "bindings/serve/test_serve_page.py",
+    "bindings/serve/test_serve_long.py", "bindings/serve/test_serve_openai.py",
+    "bindings/serve/test_serve_page.py",
     "bindings/serve/test_serve_supervisor.py", "bindings/test_capi.py",
     "bindings/test_examples.py", "cuda/test_cuda.py", "cuda/test_cuda_on_threads.py",
     "cuda/test_gemv_epilogue.py", "cuda/test_kernels_cuda.py", "engine/test_faults.py",
@@ -72,17 +73,26 @@ SLOW_FILES = {
 }  # fmt: skip
 # Single tests that take long in files that do not.
 SLOW_TESTS = {
+    "bindings/serve/test_serve_blocking.py::test_no_input_at_its_limit_keeps_the_loop_from_others",
+    "bindings/serve/test_serve_front.py::test_a_blocked_loop_is_healthy_and_ends",
+    "bindings/serve/test_serve_models.py::test_two_real_models_with_a_budget_for_one",
     "bindings/test_front_door.py::test_a_users_program_and_the_code_of_the_docs_pass_mypy_strict",
     "bindings/test_flat_api.py::test_any_arguments_give_codes_and_later_calls_are_right",
+    "cuda/test_key_copy_cuda.py::test_scores_thread_by_thread",
     "evals/test_eval_store.py::test_a_run_that_is_killed_ten_times_loses_nothing_and_doubles_nothing",
     "fetch/test_registry.py::test_a_zip_bomb_is_given_up_at_the_size_of_the_model",
+    "kernels/test_compiler.py::test_object_code_is_the_same_in_any_order_and_with_shared_functions",
+    "kernels/test_kernel_library.py::"
+    "test_two_processes_compile_at_once_and_the_compilers_stay_out_of_them",
     "kernels/test_shipped.py::test_every_op_of_a_cpu_is_in_the_set_with_every_type",
     "kernels/test_team.py::test_a_dropped_backend_ends_its_threads",
+    "make/test_convert.py::test_a_vocabulary_is_recognised_by_what_becomes_of_a_text",
     "methods/test_lfps.py::test_a_head_that_looks_at_its_sinks_is_bypassed_and_keeps_its_output",
     "methods/test_lfps.py::test_fixed_positions_and_fixed_distances_are_found_without_reading_the_keys",
     "methods/test_lfps.py::test_recorded_attention_is_predicted_from_the_past",
     "summary/test_summarize.py::test_killed_at_random_ten_times_it_loses_no_answer_and_makes_none_twice",
     "text/test_pretokenize.py::test_words_are_those_of_the_published_patterns",
+    "tree/test_temporary_names.py::test_a_run_of_the_tests_opens_nothing_through_a_link",
 }
 # Folders and files whose cases take milliseconds: all of them are quick, for any may be the one
 # that notices a fault.
@@ -109,6 +119,7 @@ ALL_CASES = (
 )  # fmt: skip
 # Tests in them whose cases take long all the same.
 THINNED = {
+    "formats/test_documents.py::test_a_page_takes_time_by_its_length",
     "text/test_chat_template.py::test_long_templates_that_take_all_are_stopped",
     "text/test_chat_template.py::test_templates_that_never_end_or_take_all_memory_are_stopped",
     "text/test_chat_template.py::test_tests_and_filters_count_against_the_budget",

@@ -113,6 +113,12 @@ MODULES = {
 }
 
 
+def _called(node: ast.Call) -> str:
+    """The last name of what is called; "" for what has none."""
+    name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+    return str(name)
+
+
 def imports(source: str) -> Iterator[Import]:
     """Every import of a source text, wherever it stands, and importlib's with a literal name."""
     for node in ast.walk(ast.parse(source)):
@@ -123,7 +129,7 @@ def imports(source: str) -> Iterator[Import]:
                 whole = f"{node.module}.{alias.name}"
                 name = whole if whole in MODULES else str(node.module)
                 yield Import(name, node.lineno, relative=node.level > 0)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and _called(node).endswith("import_module"):
             literal = [arg for arg in node.args[:1] if isinstance(arg, ast.Constant)]
             yield from (Import(str(arg.value), node.lineno) for arg in literal)
 

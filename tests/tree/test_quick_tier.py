@@ -1,6 +1,7 @@
 """What the quick tier leaves out: never the only case with a value, and kernels of none."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from quick_cases import quick_cases
@@ -8,6 +9,8 @@ from quick_kernels import constants_of, needed
 
 from tamis.jit_kernels.contract import ops
 from tamis.jit_kernels.contract.program import KernelSpec
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def named(**values):
@@ -51,3 +54,14 @@ def test_kernels_of_types_that_no_chosen_case_has_are_not_compiled():
     left_out = {*listed} - needed(listed, ["Q4_K", 1, *constants_of(test)], there)
     assert left_out == {KernelSpec(ops.MATMUL, ("Q5_K",)), KernelSpec(ops.MATMUL, ("IQ2_XS",))}
     assert needed(listed, there, there) == {*listed}
+
+
+def test_what_is_named_slow_is_there(pytestconfig):
+    """A test that was renamed would be quick again, and nobody would see it."""
+    found = [p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "SLOW_TESTS")]
+    (conftest,) = [p for p in found if Path(p.__file__).parent == TESTS]
+    for each in (*conftest.SLOW_FILES, *conftest.ALL_CASES):
+        assert (TESTS / each).exists(), each
+    for each in conftest.SLOW_TESTS | conftest.THINNED:
+        file, _, name = each.partition("::")
+        assert f"def {name}(" in (TESTS / file).read_text(), each
